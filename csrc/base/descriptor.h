@@ -1,11 +1,13 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Owns a file descriptor: of a file, a socket, a pipe or an event.
+// Owns a file descriptor: of a file, a socket, a pipe or an event. And how many there may be.
 #pragma once
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace cpudist {
@@ -30,5 +32,11 @@ class Descriptor {
  private:
   int number_;
 };
+
+// How many this process may have; `unknown` where the system does not tell.
+inline uint64_t descriptors_max(uint64_t unknown) {
+  rlimit files{};
+  return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : unknown;
+}
 
 }  // namespace cpudist

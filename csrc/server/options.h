@@ -32,6 +32,9 @@ struct ServerOptions {
   // Trainers of groups of their own: more than trainer_count may come, a lost one may come back as
   // a newer incarnation, and who updates on arrival goes on without it.
   bool elastic = false;
+  // Elastic: connected beyond trainer_count at a time; 0: what a quarter of the file descriptors
+  // is enough for.
+  uint64_t more_trainers = 0;
   uint64_t rejoin_ms = 600000;    // elastic: how long a lost trainer is waited for at the end
   uint64_t memory_cap_bytes = 0;  // of ServerStats::memory_bytes; 0 = no cap
   NonFinite nonfinite = NonFinite::kRaise;

@@ -25,6 +25,11 @@ constexpr size_t kRanksAhead = 1024;
 constexpr uint64_t kStartsPerSecond = 16;
 constexpr uint64_t kStartsAtFirst = 16;
 
+// Elastic: of these many one is for a trainer that has come beyond those that were expected: a
+// stranger may say to be ever another one, and a server that has none left cannot go on.
+constexpr uint64_t kDescriptorsPerTrainer = 4;
+constexpr uint64_t kDescriptorsUnknown = 1024;
+
 Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
   return Error(ErrorCode::kConfigMismatch, std::string(variable) + ": the trainer has " +
                                                std::to_string(found) + ", this server " +
@@ -45,6 +50,9 @@ Peers::Peers(const ServerOptions& options, ServerCounters& counters, Sequencer& 
       counters_(counters),
       sequencer_(sequencer),
       started_(Clock::now()),
+      more_trainers_(options.more_trainers != 0
+                         ? options.more_trainers
+                         : descriptors_max(kDescriptorsUnknown) / kDescriptorsPerTrainer),
       peers_(options.trainer_count) {}
 
 void Peers::opened(const std::shared_ptr<transport::Connection>& connection) {
@@ -111,6 +119,7 @@ std::optional<Error> Peers::refusal(const wire::FrameHeader& header,
                      std::to_string(met_) + " trainers. Is it a trainer of another run?");
   }
   if (auto error = incarnation_refusal(header, hello)) return error;
+  if (auto error = crowd_refusal(header.rank)) return error;
   if (header.rank >= peers_.size()) return std::nullopt;  // elastic: the first of its rank
   const Peer& peer = peers_[header.rank];
   const bool returns = options_.elastic && header.incarnation > peer.incarnation;
@@ -154,6 +163,24 @@ std::optional<Error> Peers::incarnation_refusal(const wire::FrameHeader& header,
                      header.incarnation == peer->incarnation && hello.host != peer->host;
   if (!taken) return std::nullopt;
   return Error(ErrorCode::kFenced, who + " is another process, " + describe(header.rank));
+}
+
+std::optional<Error> Peers::crowd_refusal(uint32_t rank) const {
+  if (rank < options_.trainer_count) return std::nullopt;
+  const auto present = [](const Peer& peer) {
+    return peer.connection || (peer.seen && !peer.gone && peer.lost.empty());
+  };
+  if (rank < peers_.size() && present(peers_[rank])) return std::nullopt;
+  const auto more = peers_.begin() + options_.trainer_count;
+  if (static_cast<uint64_t>(std::count_if(more, peers_.end(), present)) < more_trainers_) {
+    return std::nullopt;
+  }
+  return Error(ErrorCode::kOverloaded,
+               "trainer " + std::to_string(rank) + ": " + std::to_string(more_trainers_) +
+                   " trainers beyond those that were expected, " +
+                   std::to_string(options_.trainer_count) +
+                   ", are there, as many as a quarter of the file descriptors is enough for. "
+                   "Raise their limit (ulimit -n) for the servers");
 }
 
 Error Peers::told_itself(const std::string& lost) const {

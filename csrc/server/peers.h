@@ -117,6 +117,8 @@ class Peers {
   // Of one that no start of this trainer can have, or that another process of it has.
   std::optional<Error> incarnation_refusal(const wire::FrameHeader& header,
                                            const wire::Hello& hello) const;
+  // Of one more that nobody has told this server to expect, where there are so many.
+  std::optional<Error> crowd_refusal(uint32_t rank) const;
   // Whichever frame of it is answered: one that was read before its connection was closed, or a
   // hello after that.
   Error told_itself(const std::string& lost) const;
@@ -134,6 +136,7 @@ class Peers {
   ServerCounters& counters_;
   Sequencer& sequencer_;  // its lock is taken with this one held
   const TimePoint started_;
+  const uint64_t more_trainers_;
   mutable std::mutex mutex_;
   ConditionVariable changed_;
   std::vector<Peer> peers_;

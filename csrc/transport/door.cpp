@@ -3,10 +3,10 @@
 
 #include "transport/door.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <utility>
+
+#include "base/descriptor.h"
 
 namespace cpudist::transport {
 namespace {
@@ -16,11 +16,7 @@ constexpr uint64_t kDescriptorsMax = 4096;
 
 }  // namespace
 
-Door::Limits Door::affordable() {
-  rlimit files{};
-  const bool known = getrlimit(RLIMIT_NOFILE, &files) == 0;
-  return affordable(known ? files.rlim_cur : kDescriptorsMax);
-}
+Door::Limits Door::affordable() { return affordable(descriptors_max(kDescriptorsMax)); }
 
 Door::Limits Door::affordable(uint64_t descriptors) {
   const uint64_t most = std::min(descriptors, kDescriptorsMax);

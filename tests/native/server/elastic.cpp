@@ -168,6 +168,29 @@ TEST(elastic_rank_far_above_all_is_refused) {
   CHECK_EQ(world.server.stats().trainers, 4);
 }
 
+// Who says to be ever another trainer takes no more descriptors than there are for such.
+TEST(elastic_trainers_beyond_those_expected_are_so_many_at_a_time) {
+  server::ServerOptions options = elastic(2);
+  options.more_trainers = 2;
+  World world(on_arrival(), options);
+  const auto enters = [](Trainer& one) { one.reply(one.hello(2, 1), wire::FrameKind::kHello); };
+  Trainer third(world.server, 2);
+  Trainer fourth(world.server, 3);
+  enters(third);
+  enters(fourth);
+  Trainer fifth(world.server, 4);
+  CHECK(contains(fifth.error(fifth.hello(2, 1), ErrorCode::kOverloaded), "Raise their limit"));
+  third.reconnect();
+  enters(third);
+  world.trainers[0]->reconnect();
+  enters(*world.trainers[0]);
+  third.disconnect();
+  await_lost(world.server, 1);
+  fifth.reconnect();
+  enters(fifth);
+  CHECK_EQ(world.server.stats().trainers, 5);
+}
+
 // Incarnations count the starts of a trainer: one far above is a stranger's, and ends nobody.
 TEST(elastic_incarnation_far_above_all_is_refused) {
   World world(on_arrival(), elastic(2));
