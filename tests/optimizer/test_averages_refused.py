@@ -88,6 +88,37 @@ def test_what_is_written_inside_is_told():
     run(body, 1)
 
 
+def test_what_is_written_inside_goes_also_where_it_fails_then(caplog):
+    """Or the averages would stand in the place of values, and be stored as such."""
+
+    def body(context):
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(
+            build(RULES["sgd"], model), model, average=cpudist.EMA(DECAY)
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model, Batches(1, steps=1).part(0, 0)).backward()
+            optimizer.step()
+        values = copy_of(model)
+
+        def evaluate():
+            with optimizer.averaged():
+                with torch.no_grad():
+                    model.bag.weight.fill_(42.0)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            evaluate()
+        assert_same_bits(copy_of(model), values)
+        optimizer.zero_grad()
+        loss_of(model, Batches(1, steps=1).part(0, 0)).backward()
+        optimizer.step()
+
+    run(body, 1)
+    assert "1 parameters were written inside of opt.averaged()" in caplog.text
+
+
 def test_without_an_average_there_is_none_to_show():
     def body(context):
         model = Model()

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,45 @@ def test_initialisers_are_recorded(initialise, expected):
     assert [step[0] for step in found] == [step[0] for step in expected]
     for one, other in zip(found, expected, strict=True):
         assert one[1:] == pytest.approx(other[1:])
+
+
+@contextlib.contextmanager
+def default_device():
+    torch.set_default_device("cpu")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    "mode", [contextlib.nullcontext, lambda: torch.device("cpu"), default_device]
+)
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    ("initialise", "expected"),
+    [
+        *INITIALISERS,
+        (
+            nn.init.trunc_normal_,
+            [(name,) for name in ("uniform", "erfinv", "mul", "add", "clamp")],
+        ),
+    ],
+)
+def test_initialisers_are_recorded_within_modes_of_torch(
+    initialise, expected, inside, mode
+):
+    """In the context that makes the table, as constructors of models call them, too."""
+    with mode(), torch.no_grad():
+        if inside:
+            with cpudist.remote_tables(min_rows=1000):
+                module = nn.Embedding(ROWS, DIM)
+                initialise(module.weight)
+        else:
+            module = remote()
+            initialise(module.weight)
+    found = [step[0] for step in steps(module)]
+    assert found[: len(expected)] == [step[0] for step in expected]
 
 
 @pytest.mark.parametrize("bounds", [(-2.0, 2.0), (-0.1, 0.2)])
@@ -165,6 +206,10 @@ IMPOSSIBLE = [
     (lambda w: nn.init.trunc_normal_(w, a=1, b=-1), "a <= b"),
     (lambda w: w.__setitem__(3, float("nan")), "rows 3 to 3 .* begin with NaN"),
     (lambda w: w[4].fill_(2) is None or w.erfinv_(), "rows 4 to 4"),
+    (
+        lambda w: w.__setitem__(3, torch.ones(DIM + 1)),
+        r"shape \[\d+\], expected a number",
+    ),
 ]
 
 

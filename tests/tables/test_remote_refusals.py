@@ -84,6 +84,24 @@ def test_models_that_need_rows_here_are_refused(make, message):
     alone(body)
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_norm", 0.1), ("scale_grad_by_freq", True)]
+)
+def test_options_that_are_set_later_are_refused_by_the_next_lookup(name, value, kind):
+    model = remote(lambda: kind(ROWS, DIM))
+    ids = torch.tensor([[1, 2]])
+
+    def body():
+        wrap(model)
+        model(ids)
+        setattr(model, name, value)
+        with pytest.raises(cpudist.UnsupportedModelError, match=name):
+            model(ids)
+
+    alone(body)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [

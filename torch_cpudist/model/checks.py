@@ -17,7 +17,8 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.log import logger
 from torch_cpudist.machine.device import check_device
-from torch_cpudist.tables.found import MAX_NORM_OBSTACLE, FoundTable
+from torch_cpudist.tables.binding import MAX_NORM_OBSTACLE
+from torch_cpudist.tables.found import FoundTable
 from torch_cpudist.tables.remote_weight import is_remote
 
 _LARGE_DENSE_EMBEDDING_BYTES = 16 << 20

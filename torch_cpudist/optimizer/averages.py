@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from torch_cpudist.drivers.base import Driver
 from torch_cpudist.errors import Error, InvalidArgumentError, ModelChangedError
+from torch_cpudist.log import logger
 from torch_cpudist.served.set import ParameterSet
 
 
@@ -58,24 +59,34 @@ class Averages:
             with contextlib.suppress(Error):
                 _read(parameters, averages=False)
             raise
-        written: list[str] = []
         try:
             yield
-            if not parameters.closed:
-                written = parameters.changed()
-        finally:
-            self._entered = False
-            # A shutdown inside leaves the model with averages.
-            if not parameters.closed:
-                _read(parameters, averages=False)
+        except BaseException:
+            if written := self._leave(parameters):
+                logger.warning("%s", _lost(written))
+            raise
+        if written := self._leave(parameters):
+            raise ModelChangedError(_lost(written))
+
+    def _leave(self, parameters: ParameterSet) -> list[str]:
+        """Gives the model its values back; names what was written meanwhile."""
+        self._entered = False
+        if parameters.closed:
+            return []  # a shutdown inside leaves the model with averages
+        written = parameters.changed()
+        _read(parameters, averages=False)
         if written:
             parameters.accept_changes()  # rows are stale, dense values are here anew
-            raise ModelChangedError(
-                f"{len(written)} parameters were written inside of opt.averaged() "
-                f"(first: {written[0]!r}), in the place of averages, which go with it: "
-                "the model has its values back, but what was written. Load and write "
-                "weights outside of it, and call opt.store_model() then."
-            )
+        return written
+
+
+def _lost(written: list[str]) -> str:
+    return (
+        f"{len(written)} parameters were written inside of opt.averaged() (first: "
+        f"{written[0]!r}), in the place of averages, which go with it: the model has "
+        "its values back, but what was written. Load and write weights outside of it, "
+        "and call opt.store_model() then."
+    )
 
 
 def _read(parameters: ParameterSet, averages: bool) -> None:

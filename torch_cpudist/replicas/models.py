@@ -22,8 +22,8 @@ from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.pieces import gradient_of, has_rows, piece_of
 from torch_cpudist.replicas.table_view import copied_tables
+from torch_cpudist.tables.binding import MAX_NORM_OBSTACLE
 from torch_cpudist.tables.forwards import hook_copy
-from torch_cpudist.tables.found import MAX_NORM_OBSTACLE
 from torch_cpudist.tables.local import is_staged, plain_class
 from torch_cpudist.tables.remote_weight import is_remote, table_of
 from torch_cpudist.tables.weight import values_of

@@ -105,9 +105,10 @@ class Strategy:
         if average is not None and not self.keeps_averages:
             raise UnsupportedOptimizerError(
                 f"average={average} under {type(self).__name__}: servers keep averages "
-                "of what they update, and here trainers update. Average on every "
-                "trainer, with torch.optim.swa_utils.AveragedModel(model), or use "
-                "Sync, HalfAsync or Async."
+                "of all parameters, which they update themselves, and here trainers "
+                "update some or all. Use Sync, HalfAsync or Async; or, where no table "
+                "is remote, average on every trainer, with "
+                "torch.optim.swa_utils.AveragedModel(model)."
             )
 
     @property

@@ -38,6 +38,14 @@ _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
     weakref.WeakValueDictionary()
 )
 
+#: Why a module with ``max_norm`` is no table, and what to do.
+MAX_NORM_OBSTACLE = (
+    "max_norm rewrites rows on the trainer during a lookup, outside the optimizer",
+    "Set max_norm=None; to bound norms, scale the looked-up rows in the model.",
+)
+#: Why one with ``scale_grad_by_freq`` is none.
+FREQUENCY_OBSTACLE = "torch has no sparse gradient with scale_grad_by_freq"
+
 
 def model_changed(
     names: list[str], parameters: Iterable[torch.Tensor]

@@ -19,6 +19,7 @@ from torch import nn
 
 from torch_cpudist.errors import RemoteTableError, UnsupportedModelError
 from torch_cpudist.machine.device import check_device
+from torch_cpudist.tables.binding import FREQUENCY_OBSTACLE, MAX_NORM_OBSTACLE
 from torch_cpudist.tables.local import (
     EmbeddingModule,
     binding_of,
@@ -26,11 +27,6 @@ from torch_cpudist.tables.local import (
     torch_class,
 )
 from torch_cpudist.tables.remote_weight import is_remote, table_of
-
-MAX_NORM_OBSTACLE = (
-    "max_norm rewrites rows on the trainer during a lookup, outside the optimizer",
-    "Set max_norm=None; to bound norms, scale the looked-up rows in the model.",
-)
 
 FROZEN_OBSTACLE = (
     "its weight is frozen (requires_grad=False), and servers have the rows of what an "
@@ -107,7 +103,7 @@ def obstacle(module: EmbeddingModule, remote: bool) -> tuple[str, str] | None:
         return MAX_NORM_OBSTACLE
     if module.scale_grad_by_freq:
         return (
-            "torch has no sparse gradient with scale_grad_by_freq",
+            FREQUENCY_OBSTACLE,
             f"Set scale_grad_by_freq=False, or {instead}.",
         )
     bag = isinstance(module, nn.EmbeddingBag)

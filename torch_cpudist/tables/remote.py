@@ -29,6 +29,7 @@ from torch_cpudist.tables.remote_weight import (
     RemoteWeight,
     become_local,
     is_remote,
+    past_modes,
     table_of,
     weight_of,
 )
@@ -83,9 +84,9 @@ def remote_tables(
             "remote_tables: expected min_rows= (1_000_000, say), or names= as a "
             f"sequence of patterns, found min_rows={min_rows!r}, names={names!r}"
         )
-    if min_rows is not None and min_rows < 1:
+    if min_rows is not None and (type(min_rows) is not int or min_rows < 1):
         raise InvalidArgumentError(
-            f"remote_tables: min_rows must be >= 1, got {min_rows}"
+            f"remote_tables: min_rows must be a whole number >= 1, got {min_rows!r}"
         )
     if _tree_of_now() is not None:
         raise InvalidArgumentError(
@@ -280,9 +281,8 @@ def _why_static(name: str, module: nn.Embedding | nn.EmbeddingBag) -> str:
 
 def _for_embedding(frame: FrameType | None) -> bool:
     """Whether a call comes from the constructor of torch's embeddings."""
-    while frame is not None and frame.f_code.co_name == "__torch_function__":
-        frame = frame.f_back  # another mode, which hands it on
-    return frame is not None and frame.f_code in _MAKERS
+    caller = past_modes(frame)
+    return caller is not None and caller.f_code in _MAKERS
 
 
 class _Tree:

@@ -218,6 +218,17 @@ def _indexing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return marked(row, table, part)
 
 
+def _check_fits(weight: RemoteWeight, value: torch.Tensor) -> None:
+    """Refuses values of a shape that torch would not spread over rows."""
+    dim = weight._cpudist_table.dim
+    if value.shape[-1] not in (1, dim):
+        raise InvalidArgumentError(
+            f"rows of {weight._cpudist_table.describe()} were set to values of shape "
+            f"{list(value.shape)}, expected a number, or {dim} or 1 in the last "
+            "dimension. Nothing was recorded."
+        )
+
+
 def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``weight[rows] = value``: a constant."""
     weight, index, value = args
@@ -225,6 +236,7 @@ def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if parts is None or isinstance(value, RemoteWeight):
         raise refusal(func, find(args))
     if isinstance(value, torch.Tensor) and value.numel() > 1:
+        _check_fits(weight, value)
         low, high = torch.aminmax(value.detach())
         value = low if low == high else value
     number = _number(func, weight, value)

@@ -13,8 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_cpudist.errors import UnsupportedModelError
 from torch_cpudist.tables import lookup_ops  # noqa: F401  (registers the ops)
-from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.binding import (
+    FREQUENCY_OBSTACLE,
+    MAX_NORM_OBSTACLE,
+    TableBinding,
+)
 from torch_cpudist.tables.foreign import check_not_exported
 from torch_cpudist.tables.remote_binding import RemoteBinding
 from torch_cpudist.tables.weight import as_it_stands
@@ -31,6 +36,7 @@ class RemoteEmbedding(nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The rows of ``input``, from the servers."""
+        _check_options(self)
         with as_it_stands():
             return _looked_up(self, input)
 
@@ -48,8 +54,19 @@ class RemoteEmbeddingBag(nn.EmbeddingBag):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The pooled rows of ``input``, from the servers."""
+        _check_options(self)
         with as_it_stands():
             return pooled(self, input, offsets, per_sample_weights)
+
+
+def _check_options(module: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuses what was set after wrapping, and would be refused then."""
+    if module.max_norm is None and not module.scale_grad_by_freq:
+        return
+    why, remedy = MAX_NORM_OBSTACLE
+    if module.max_norm is None:
+        why, remedy = FREQUENCY_OBSTACLE, "Set scale_grad_by_freq=False."
+    raise UnsupportedModelError(f"a lookup in a remote table: {why}. {remedy}")
 
 
 def handle_in_graph(module: Any) -> int:

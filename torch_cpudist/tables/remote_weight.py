@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -43,10 +43,21 @@ WAYS: dict[Function, Way] = {}
 WITHIN: dict[CodeType, Callable[[Mapping[str, Any], Function, Any, Any], Any]] = {}
 #: What errors say to whoever averages weights.
 BY_THE_SERVERS = (
-    "For an average of weights let the servers keep it: DistributedOptimizer("
-    "average=cpudist.EMA(d)), with the average's decay d, and use the model within "
-    "`with opt.averaged():`."
+    "For an average of weights let the servers keep it, under Sync, HalfAsync or "
+    "Async: DistributedOptimizer(average=cpudist.EMA(d)), with the average's decay d, "
+    "and use the model within `with opt.averaged():`."
 )
+
+
+def past_modes(frame: FrameType | None) -> FrameType | None:
+    """Who has called a function that modes of torch hand on, as ``torch.device`` does.
+
+    Args:
+        frame: of whoever calls now.
+    """
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame
 
 
 class RemoteWeight(torch.Tensor):
@@ -77,9 +88,9 @@ class RemoteWeight(torch.Tensor):
         named = kwargs or {}
         if torch.compiler.is_compiling():
             return in_graph(_is_blind, _called, func, args, named)
-        caller = sys._getframe(1)
-        within = WITHIN.get(caller.f_code)
-        if within is not None:
+        caller = past_modes(sys._getframe(1))
+        within = None if caller is None else WITHIN.get(caller.f_code)
+        if caller is not None and within is not None:
             return within(caller.f_locals, func, args, named)
         return _called(func, args, named)
 
