@@ -8,12 +8,11 @@ import contextlib
 import functools
 import json
 import time
-from datetime import timedelta
 
 import pytest
+from meeting_points import store_at
 from patience import PATIENCE_S
 from ports import free_port
-from torch._C._distributed_c10d import TCPStore
 from train_groups import MANY, train
 
 from torch_cpudist.testing import ProcessRanks
@@ -25,16 +24,9 @@ def groups(tmp_path):
     port = free_port()
 
     class Groups:
-        def addresses(self):
-            """What anybody finds at that port: the run, and where servers listen."""
-            store = TCPStore(
-                "127.0.0.1",
-                port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=PATIENCE_S),
-            )
-            word = store.get("run").decode()
+        def addresses(self, key=None):
+            """What is found at that port: the run, and where servers listen."""
+            word = store_at(port, key).get("run")
             run = json.loads(word[word.index("{") :])
             return run["run_id"], run["servers"]
 

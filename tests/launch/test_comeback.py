@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 
 import pytest
+from meeting_points import kept
 from patience import PATIENCE_S
-from torch._C._distributed_c10d import TCPStore
 
 import torch_cpudist as cpudist
 from torch_cpudist.launch import environment, separate_jobs
 from torch_cpudist.launch.comeback import Comeback
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.layout import Numbers
+from torch_cpudist.launch.meeting.board import Board
 from torch_cpudist.machine import host
 from torch_cpudist.settings.words import Words
 
@@ -29,13 +29,7 @@ AWAY = {
 
 @pytest.fixture
 def store():
-    return TCPStore(
-        "127.0.0.1",
-        0,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=PATIENCE_S),
-    )
+    return Board()
 
 
 def job(name, ranks=1, rank=0, **others):
@@ -578,12 +572,12 @@ def test_a_stranger_who_stays_is_named_at_the_end(store, monkeypatch):
     [("run_id", -1), ("run_id", 2**64), ("run_id", "1"), ("run_id", True),
      ("trainers", 0), ("trainers", 2**16), ("trainers", None)],
 )  # fmt: skip
-def test_numbers_that_no_server_has_written_are_refused(store, name, value):
+def test_numbers_that_no_server_has_written_are_refused(name, value):
     run = {"run_id": 7, "servers": [[]], "trainers": 1, "settings": {}} | {name: value}
-    store.set("run", json.dumps(run))
-    made = job("a", CPUDIST_RENDEZVOUS=f"127.0.0.1:{store.port}")
-    with pytest.raises(cpudist.ProtocolError, match="Somebody else writes to it"):
-        separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
+    with kept(Board({"run": json.dumps(run)})) as (_, port):
+        made = job("a", CPUDIST_RENDEZVOUS=f"127.0.0.1:{port}")
+        with pytest.raises(cpudist.ProtocolError, match="Somebody else writes to it"):
+            separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
 
 
 def test_ids_and_incarnations_that_no_trainer_has_written_are_refused(store):
@@ -607,19 +601,22 @@ OTHER = {"CPUDIST_SECRET": "another key of at least thirty-two bytes"}
     ("key", "writer", "why"),
     [(KEY, {}, "no key there"), (KEY, OTHER, "wrong key"), ({}, KEY, "no key here")],
 )
-def test_a_run_that_somebody_else_has_written_is_not_followed(store, key, writer, why):
-    made = job("a", CPUDIST_RENDEZVOUS=f"127.0.0.1:{store.port}", **key)
+def test_a_run_that_somebody_else_has_written_is_not_followed(key, writer, why):
     run = {"run_id": 7, "servers": [["tcp:127.0.0.1:1"]], "trainers": 1, "hosts": ["x"]}
-    settings = environment.agreed_settings(made)
+    settings = environment.agreed_settings(job("a", **key))
     del settings["CPUDIST_SERVERS"]
     word = json.dumps(run | {"settings": settings})
-    theirs = Words(environment.parse(writer).secret)
-    store.set("run", theirs.sign("run", word))
+    proves = key["CPUDIST_SECRET"].encode() if key else None
+
+    def met(one):
+        words = Words(environment.parse(one).secret)
+        with kept(Board({"run": words.sign("run", word)}), proves) as (_, port):
+            made = job("a", CPUDIST_RENDEZVOUS=f"127.0.0.1:{port}", **key)
+            return separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)[1]
+
     with pytest.raises(cpudist.AuthenticationError, match=f"'run' is refused, {why}"):
-        separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
-    store.set("run", Words(made.secret).sign("run", word))
-    _, found = separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
-    assert found["servers"] == run["servers"]
+        met(writer)
+    assert met(key)["servers"] == run["servers"]
 
 
 def test_ids_that_somebody_else_has_written_are_not_taken(store):
@@ -653,18 +650,23 @@ def free_port_of_nobody():
     return f"127.0.0.1:{free_port()}"
 
 
+class Starting(Board):
+    """As those see it who come at the same time: nobody has started yet."""
+
+    def check(self, names):
+        return False
+
+
 @pytest.mark.parametrize("first", [separate_jobs.TOGETHER, separate_jobs.AT_ONCE])
-def test_whoever_comes_first_says_for_all_how_a_run_starts(first, store):
+def test_whoever_comes_first_says_for_all_how_a_run_starts(first):
     """One that waits for all at a barrier waits for those that go on, too."""
     clients = [Client() for _ in range(3)]
-    apart = job("a").apart
+    apart, store = job("a").apart, Starting()
     separate_jobs.begin(apart, store, Words(), clients[0], first)
-    store.delete_key("started")  # as those see it that come at the same time
     for one, how in zip(
         clients[1:], (separate_jobs.TOGETHER, separate_jobs.AT_ONCE), strict=True
     ):
         separate_jobs.begin(apart, store, Words(), one, how)
-        store.delete_key("started")
     wait = int(first == separate_jobs.TOGETHER)
     assert [one.barriers for one in clients] == [wait] * 3
 

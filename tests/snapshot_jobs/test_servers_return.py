@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from datetime import timedelta
 
 import pytest
 from counting import counted, step, wrapped
+from meeting_points import store_at
 from own_jobs import own_jobs
 from patience import PATIENCE_S
 from returning import (
@@ -29,13 +29,9 @@ from returning import (
 )
 from snapshot_cases import until
 from snapshot_parity import seeing
-from torch._C._distributed_c10d import TCPStore
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
-
-CALL = timedelta(seconds=5)
-
 
 MEETS = [
     ("static", looked_up),
@@ -115,9 +111,8 @@ def test_servers_are_lost_again_while_values_are_loaded(tmp_path, monkeypatch):
 def met(jobs, key):
     """Whether trainers have come so far with the servers that are there now."""
     try:
-        store = TCPStore("127.0.0.1", jobs.port, wait_for_workers=False, timeout=CALL)
-        return store.check([key])
-    except RuntimeError:  # nobody is there yet
+        return store_at(jobs.port, remaining_s=lambda: 5.0).check([key])
+    except cpudist.Error:  # nobody is there yet
         return False
 
 

@@ -36,9 +36,8 @@ from torch_cpudist.log import logger
 from torch_cpudist.settings.jobs import SeparateJob
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
-
     from torch_cpudist import _core
+    from torch_cpudist.launch.meeting.board import WordStore
 
 _PAUSE_S = 0.2
 # At most so long for one try: they may have gone again, and others come.
@@ -297,13 +296,11 @@ class Comeback:
                 AuthenticationError,
                 OperationTimeoutError,
                 PeerLostError,
+                ProtocolError,
             ) as failed:
-                # AuthenticationError: a stranger may be where servers are to come.
-                why, refused = failed, ""
-            except ProtocolError as failed:
-                if not same:
-                    raise
-                # Others have the place of one of them; the rest end soon.
+                # AuthenticationError, ProtocolError: a stranger may be where servers
+                # are to come; or others have the place of one of the same run, the rest
+                # of which ends soon.
                 why, refused = failed, ""
             if refused:
                 raise self._refused(error, refused) from error
@@ -325,7 +322,7 @@ class Comeback:
         self,
         apart: SeparateJob,
         ends: Endpoints,
-        store: TCPStore,
+        store: WordStore,
         run: dict[str, Any],
         connect_s: float,
     ) -> tuple[Endpoints, _core.Client]:

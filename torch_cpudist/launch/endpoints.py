@@ -11,6 +11,7 @@ from torch_cpudist.errors import ConfigurationError, Error, FencedError
 from torch_cpudist.launch import rank_network
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.meeting.point import MeetingPoint
 from torch_cpudist.launch.refusals import RefusalLog
 from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.launch.rooms import ServerRoom
@@ -66,6 +67,7 @@ class Endpoints:
         listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
         keep: stores that other ranks may still read.
+        meeting: where server 0 is met by trainers in jobs of their own.
         run_id: of the run, equal on all ranks of all its jobs.
         incarnation: how often this trainer was started in the run.
         rendezvous: where ranks met, for what they show each other later.
@@ -78,6 +80,7 @@ class Endpoints:
     listening: list[str] = field(default_factory=list)
     sockets: set[str] = field(default_factory=set)
     keep: list[object] = field(default_factory=list)
+    meeting: MeetingPoint | None = None
     run_id: int = 0
     incarnation: int = 1
     rendezvous: Rendezvous | None = None
@@ -102,6 +105,8 @@ class Endpoints:
             self.client.abort(reason)
         if self.ranks is not None:
             self.ranks.stop()
+        if self.meeting is not None:
+            self.meeting.stop()
         if self.refusals is not None:
             self.refusals.stop()  # last: it may be at a log that is slow
 

@@ -3,11 +3,11 @@
 # long: the meeting of two kinds of jobs, from both of its sides.
 """Servers and trainers in torchrun jobs of their own, so that one outlives the other.
 
-Server 0 keeps a c10d store at ``CPUDIST_RENDEZVOUS``. It holds the run: its id, the
-servers' addresses, the settings. Trainers take their ids there: a job takes as many in
-a row as it has ranks, and a job that torchrun restarts finds its own again, each rank
-as the next incarnation of its trainer. Trainers that outlive the servers, or that
-servers have counted as lost, keep theirs (``comeback``).
+Server 0 keeps a meeting point at ``CPUDIST_RENDEZVOUS`` (``meeting``). It holds the
+run: its id, the servers' addresses, the settings. Trainers take their ids there: a job
+takes as many in a row as it has ranks, and a job that torchrun restarts finds its own
+again, each rank as the next incarnation of its trainer. Trainers that outlive the
+servers, or that servers have counted as lost, keep theirs (``comeback``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import TCPStore
-
 from torch_cpudist import _core
-from torch_cpudist.backends.meeting import RUN_ID_MAX, whole, write
+from torch_cpudist.backends.meeting import whole
 from torch_cpudist.errors import (
     AddressError,
     ConfigMismatchError,
@@ -37,6 +34,11 @@ from torch_cpudist.launch import endpoints, environment
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.meeting.board import Board, WordStore
+from torch_cpudist.launch.meeting.frames import ANSWER_MAX_BYTES
+from torch_cpudist.launch.meeting.point import MeetingPoint
+from torch_cpudist.launch.meeting.run_word import RANKS_MAX, job_of, run_of
+from torch_cpudist.launch.meeting.store import MeetingStore
 from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.launch.start_guard import StartGuard
 from torch_cpudist.log import logger
@@ -48,9 +50,8 @@ T = TypeVar("T")
 _PAUSE_S = 0.1
 # A rank that claimed its job's ids and died before it wrote them down.
 _CLAIM_S = 10.0
-# A store needs some time to answer at all, also when there is none left.
-_ANSWER_S = 0.5
-_RANKS_MAX = 2**16 - 1  # as frames have them
+# Of all that server 0 says at once, besides the run: what is around it.
+_RUN_MAX_BYTES = ANSWER_MAX_BYTES // 2
 _INCARNATION_MAX = 2**32 - 1
 TOGETHER, AT_ONCE = "together", "at once"
 _RUN = "run"
@@ -102,19 +103,20 @@ def _serve(
                 "settings": _settings(made),
             }
             word = Words(made.secret).sign(_RUN, json.dumps(run))
-            ends.keep.append(_open_store(apart, word, rendezvous.remaining_s()))
+            ends.meeting = _open_point(made, apart, word)
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         raise
     return numbers, ends
 
 
-def _call(remaining_s: float) -> timedelta:
-    return timedelta(seconds=max(remaining_s, _ANSWER_S))
-
-
-def _open_store(apart: SeparateJob, word: str, limit_s: float) -> TCPStore:
+def _open_point(made: Environment, apart: SeparateJob, word: str) -> MeetingPoint:
     """Listens where trainers meet; on that address only."""
+    if len(word) > _RUN_MAX_BYTES:
+        raise ConfigurationError(
+            f"{len(word)} bytes to say of all servers, more than {_RUN_MAX_BYTES}: as "
+            "many servers cannot be met."
+        )
     try:
         family, _, _, _, address = socket.getaddrinfo(
             apart.host, apart.port, type=socket.SOCK_STREAM
@@ -128,18 +130,10 @@ def _open_store(apart: SeparateJob, word: str, limit_s: float) -> TCPStore:
             "address of server 0's host and a free port; server 0 is rank 0 of the "
             "servers' torchrun job."
         ) from error
-    # The store's from here on, also where it fails.
-    store = TCPStore(
-        apart.host,
-        apart.port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=_call(limit_s),
-        master_listen_fd=listener.detach(),
-    )
-    store.set(_RUN, word)
+    board = Board({_RUN: word})
+    point = MeetingPoint(listener, f"{apart.host}:{apart.port}", board, made.secret)
     logger.info("trainers are met at %s", apart.where)
-    return store
+    return point
 
 
 # -- trainers
@@ -148,11 +142,13 @@ def _open_store(apart: SeparateJob, word: str, limit_s: float) -> TCPStore:
 def _train(
     made: Environment, apart: SeparateJob, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
-    store, run = meet(made, apart, rendezvous.remaining_s)
-    words = words_of(made, run)
-    rank, incarnation = guarded(
-        apart, lambda: claim(store, made, words, rendezvous.remaining_s())
-    )
+    nobody = f"no servers were met at {apart.where}"
+    with StartGuard(rendezvous.remaining_s(), nobody, rendezvous.lost) as guard:
+        store, run = meet(made, apart, rendezvous.remaining_s, guard)
+        words = words_of(made, run)
+        rank, incarnation = guarded(
+            apart, lambda: claim(store, made, words, rendezvous.remaining_s())
+        )
     numbers = Numbers(
         role="trainer",
         trainer_rank=rank,
@@ -163,6 +159,7 @@ def _train(
     missing = f"not all of CPUDIST_TRAINERS={numbers.trainer_count} trainers came"
     limit_s = rendezvous.remaining_s()
     with StartGuard(limit_s, missing, rendezvous.lost) as guard:
+        guard.ends(store.end)
         while True:
             try:
                 ends, client = connected(
@@ -186,7 +183,7 @@ def _train(
 
 
 def _outbid(
-    store: TCPStore,
+    store: WordStore,
     made: Environment,
     apart: SeparateJob,
     incarnation: int,
@@ -215,7 +212,7 @@ def words_of(made: Environment, run: dict[str, Any]) -> Words:
 
 
 def begin(
-    apart: SeparateJob, store: TCPStore, words: Words, client: _core.Client, how: str
+    apart: SeparateJob, store: WordStore, words: Words, client: _core.Client, how: str
 ) -> None:
     """Meets the others, where the run has not started yet.
 
@@ -239,45 +236,44 @@ def begin(
     first = guarded(apart, lambda: _said_first(store, words, "start", how))
     if first == TOGETHER:
         client.barrier()
-    guarded(apart, lambda: write(store, "started", "1"))
+    guarded(apart, lambda: store.set("started", "1"))
 
 
-def _said_first(store: TCPStore, words: Words, name: str, text: str) -> str:
+def _said_first(store: WordStore, words: Words, name: str, text: str) -> str:
     """What stands under a name: ``text``, or what somebody has said before."""
     return words.read(name, store.compare_set(name, "", words.sign(name, text)))
 
 
 def meet(
-    made: Environment, apart: SeparateJob, remaining_s: Callable[[], float]
-) -> tuple[TCPStore, dict[str, Any]]:
+    made: Environment,
+    apart: SeparateJob,
+    remaining_s: Callable[[], float],
+    guard: StartGuard | None = None,
+) -> tuple[MeetingStore, dict[str, Any]]:
     """Waits until server 0 listens.
 
     Args:
         made: of this trainer.
         apart: what it says of its job.
-        remaining_s: how much longer.
+        remaining_s: how much longer this, and what is asked of the store later, may
+            take; asked again and again.
+        guard: ends these waits, too.
 
     Returns:
-        The store there, and what it says of the run.
+        The words there, and what they say of the run.
 
     Raises:
         AddressError, OperationTimeoutError: nobody is met there.
-        AuthenticationError: somebody without the key has written there.
+        AuthenticationError: somebody without the key is there, or has written there.
         ConfigMismatchError: servers were started with other settings.
-        ProtocolError: numbers there that no server has written.
+        ProtocolError: no meeting point is there, or no server has written the run.
+        ClosedError: the guard has ended it.
     """
-    store = _reach_store(apart, remaining_s)
-    while not guarded(apart, lambda: store.check([_RUN])):
-        if remaining_s() <= 0:
-            raise OperationTimeoutError(
-                f"the store at {apart.where} names no run of servers. Is it that of "
-                "the servers' job (CPUDIST_ROLE=server), and do all of its ranks run?"
-            )
-        time.sleep(_PAUSE_S)
+    store = MeetingStore(apart, made.secret, remaining_s)
+    if guard is not None:
+        guard.ends(store.end)
     found = guarded(apart, lambda: store.get(_RUN))
-    run: dict[str, Any] = json.loads(Words(made.secret).read(_RUN, found))
-    whole("the run's id", run["run_id"], 1, RUN_ID_MAX)
-    whole("the number of trainers", run["trainers"], 1, _RANKS_MAX)
+    run = run_of(Words(made.secret).read(_RUN, found))
     _check_run(made, apart, run)
     return store, run
 
@@ -324,10 +320,10 @@ def connected(
 
 
 def guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
-    """What ``action`` has of the store.
+    """What ``action`` has of the words there.
 
     Raises:
-        AddressError: it failed.
+        AddressError: this process could not ask: it has no thread or memory left.
         Error: what ``action`` says of what is there.
     """
     try:
@@ -338,36 +334,6 @@ def guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
         raise AddressError(
             f"the store at {apart.where} failed: {error}. Does server 0 still run?"
         ) from error
-
-
-def _reach_store(apart: SeparateJob, remaining_s: Callable[[], float]) -> TCPStore:
-    """Waits until server 0 listens."""
-    while True:
-        try:
-            socket.create_connection((apart.host, apart.port), timeout=5).close()
-            break
-        except socket.gaierror as error:
-            raise AddressError(
-                f"{apart.where}: the name does not resolve on this host ({error})."
-            ) from error
-        except OSError as error:
-            if remaining_s() <= 0:
-                raise OperationTimeoutError(
-                    f"nobody answers at {apart.where} ({error}). Start the servers' "
-                    "job (CPUDIST_ROLE=server) with the same CPUDIST_RENDEZVOUS, or "
-                    "pass a longer init(timeout_s=...)."
-                ) from error
-        time.sleep(_PAUSE_S)
-    return guarded(
-        apart,
-        lambda: TCPStore(
-            apart.host,
-            apart.port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=_call(remaining_s()),
-        ),
-    )
 
 
 def _check_run(made: Environment, apart: SeparateJob, run: dict[str, Any]) -> None:
@@ -394,7 +360,7 @@ def _job_of(made: Environment) -> str:
 
 
 def claim(
-    store: TCPStore, made: Environment, words: Words, limit_s: float = _CLAIM_S
+    store: WordStore, made: Environment, words: Words, limit_s: float = _CLAIM_S
 ) -> tuple[int, int]:
     """This rank's trainer id, and how often it was started.
 
@@ -420,7 +386,7 @@ def claim(
         first = _free_ids(store, words, job, made.world_size)
         # Somebody else may have been as patient: one of the two stands.
         _said_first(store, words, base, json.dumps([first, made.world_size]))
-    first, ranks = json.loads(words.read(base, store.get(base)))
+    first, ranks = job_of(words.read(base, store.get(base)))
     if made.world_size > ranks:
         raise ConfigurationError(
             f"the torchrun job {job!r} came with {ranks} ranks at first and has "
@@ -428,12 +394,12 @@ def claim(
             "the next ones. Start the larger job under another --rdzv-id."
         )
     return (
-        whole("this trainer's id", first + made.rank, 0, _RANKS_MAX),
+        whole("this trainer's id", first + made.rank, 0, RANKS_MAX),
         whole("its incarnation", incarnation, 1, _INCARNATION_MAX),
     )
 
 
-def _free_ids(store: TCPStore, words: Words, job: str, ranks: int) -> int:
+def _free_ids(store: WordStore, words: Words, job: str, ranks: int) -> int:
     """The first of the next ids in a row that nobody has kept over servers' end."""
     while True:
         first = store.add("trainers", ranks) - ranks
@@ -441,11 +407,11 @@ def _free_ids(store: TCPStore, words: Words, job: str, ranks: int) -> int:
             return first
 
 
-def _owns(store: TCPStore, words: Words, job: str, rank: int) -> bool:
+def _owns(store: WordStore, words: Words, job: str, rank: int) -> bool:
     return _said_first(store, words, f"owner/{rank}", job) == job
 
 
-def keep_id(store: TCPStore, made: Environment, words: Words, rank: int) -> int:
+def keep_id(store: WordStore, made: Environment, words: Words, rank: int) -> int:
     """Takes the id that this trainer had with servers that were lost.
 
     Args:
@@ -474,7 +440,7 @@ def keep_id(store: TCPStore, made: Environment, words: Words, rank: int) -> int:
 
 
 def next_incarnation(
-    store: TCPStore, made: Environment, last: int, unanswered: int
+    store: WordStore, made: Environment, last: int, unanswered: int
 ) -> int:
     """The next incarnation of a trainer that its servers have counted as lost.
 
