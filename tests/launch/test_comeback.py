@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
 
 import pytest
 from meeting_points import kept
@@ -565,6 +567,41 @@ def test_a_stranger_who_stays_is_named_at_the_end(store, monkeypatch):
     ends, one = comeback([GoesOn()], CPUDIST_REJOIN_S="1")
     with pytest.raises(cpudist.PeerLostError, match=r"within 1 s .*wrong key"):
         one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+
+
+@pytest.mark.parametrize(
+    "word", ["x", "[]", "{}", '{"run_id": 8, "trainers": 1, "servers": 5}']
+)
+def test_rubbish_where_servers_are_to_come_ends_no_wait(word):
+    """It is named at the end."""
+    with kept(Board({"run": word})) as (_, port):
+        where = {"CPUDIST_RENDEZVOUS": f"127.0.0.1:{port}", "CPUDIST_REJOIN_S": "1"}
+        ends, one = comeback([GoesOn()], **where)
+        with pytest.raises(cpudist.PeerLostError, match=r"within 1 s .*ProtocolError"):
+            one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+
+
+def mute(listener):
+    """Whether somebody has come, who is not answered."""
+    ready, _, _ = select.select([listener], [], [], 0)
+    return bool(ready)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_servers_that_do_not_answer_are_waited_for_no_longer_than_said(closes):
+    """As a server 0 that is stopped: its system takes connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = {"CPUDIST_RENDEZVOUS": f"127.0.0.1:{listener.getsockname()[1]}"}
+        waits = {"CPUDIST_REJOIN_S": str(int(PATIENCE_S)) if closes else "1"}
+
+        def closed():
+            return closes and mute(listener)
+
+        ends, one = comeback([GoesOn()], closed, **where, **waits)
+        error = cpudist.ClosedError if closes else cpudist.PeerLostError
+        match = "ended its run" if closes else r"within 1 s .*no answer in time"
+        with pytest.raises(error, match=match):
+            one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
 
 
 @pytest.mark.parametrize(

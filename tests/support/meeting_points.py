@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 from patience import PATIENCE_S
@@ -58,3 +60,49 @@ def kept(
         yield point, port
     finally:
         point.stop()
+
+
+def refuses(point: MeetingPoint, number: int) -> bool:
+    """Whether it comes to have refused so many."""
+    until_s = time.monotonic() + PATIENCE_S
+    while point.refused < number and time.monotonic() < until_s:
+        time.sleep(0.002)
+    return point.refused == number
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """The port of somebody else, who answers each connection so, and then closes it.
+
+    Those that come while one is answered wait, as at a process that is stopped.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer_all() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                answer(connection)
+
+    thread = threading.Thread(target=answer_all, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes who waits to accept
+        listener.close()
+        thread.join(PATIENCE_S)
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """What comes until the other end closes."""
+    connection.settimeout(PATIENCE_S)
+    came = b""
+    with contextlib.suppress(ConnectionError):
+        while data := connection.recv(65536):
+            came += data
+    return came

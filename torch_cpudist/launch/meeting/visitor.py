@@ -139,7 +139,8 @@ class Visitor:
 
     def _request(self, frame: Frame) -> None:
         if not self._talk.proves(frame):
-            self._house.refuse(self._who, WRONG_KEY)
+            if self._house.secret is not None:
+                self._house.refuse(self._who, WRONG_KEY)
             raise ProtocolError("not proven")
         answer: dict[str, Any] = {"value": None, "error": "", "why": ""}
         try:
