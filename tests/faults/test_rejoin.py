@@ -154,6 +154,24 @@ def test_a_restart_beside_a_frozen_trainer_is_left_alone(groups, steps_of, tmp_p
     assert (values[who], values[mine]) == (before[who] + 7, steps)
 
 
+@pytest.mark.parametrize("key", [{}, KEY])
+def test_a_frozen_server_0_is_waited_for_no_longer_than_said(key, groups, steps_of):
+    """Its system takes connections all the time, where servers are met as well."""
+    variables = CLOCKS | key
+    servers = groups.servers(**variables)
+    waits = {"CPUDIST_REJOIN_S": "2"}
+    jobs = [groups.trainer(name, **variables, **waits) for name in "ab"]
+    for name in "ab":
+        steps_of(name, 3)
+    lose_rank(servers, 0, signal.SIGSTOP)
+    for job in jobs:
+        error = job.expect(0, "error", PATIENCE_S)["value"]
+        assert error["type"] == "PeerLostError", error
+        assert "server 0" in error["text"]
+        assert "within 2 s (CPUDIST_REJOIN_S)" in error["text"]
+        assert "in time)" in error["text"]
+
+
 def test_a_cut_longer_than_the_liveness_is_outlived(make_hosts, steps_of, tmp_path):
     hosts = make_hosts()
     meet = f"{ADDRESSES[0]}:29600"  # nobody else is on these hosts
