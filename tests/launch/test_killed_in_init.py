@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -19,7 +20,7 @@ from patience import PATIENCE_S
 from ports import free_port
 
 import torch_cpudist as cpudist
-from torch_cpudist.launch import endpoints
+from torch_cpudist.launch import endpoints, separate_jobs
 from torch_cpudist.launch.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.processes
@@ -28,11 +29,14 @@ RANKS = 3
 # What is put into the store at a moment, or the call that connects a trainer.
 CALLED, FIRST, MET, LISTENS = "ack/", "roster", "/start/", "/server/"
 BEFORE_HELLO, BEHIND_HELLO = "before the hello", "behind the hello"
+MEETS = "before it meets the servers of another job"
 
 
 def hang_at(moment, here):
     """Has this process stop at a moment of ``init()``; it calls ``here`` there."""
     put, connect = Rendezvous.put, endpoints.connect
+    if moment == MEETS:
+        separate_jobs.meet = lambda *_: here()
 
     def putting(self, key, value):
         if moment in key:
@@ -50,7 +54,7 @@ def hang_at(moment, here):
     Rendezvous.put, endpoints.connect = putting, connecting
 
 
-def run_rank(rank, port, servers, moment, pipe):
+def run_rank(rank, port, variables, moment, pipe):
     def tell(kind, text=""):
         pipe.send_bytes(json.dumps([kind, text]).encode())
 
@@ -65,7 +69,7 @@ def run_rank(rank, port, servers, moment, pipe):
         LOCAL_WORLD_SIZE=str(RANKS),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-        CPUDIST_SERVERS=str(servers),
+        **variables,
     )
     if moment:
         hang_at(moment, stay)
@@ -82,15 +86,18 @@ def run_rank(rank, port, servers, moment, pipe):
 class Ranks:
     """Processes of one job; what they tell, by rank."""
 
-    def __init__(self, servers=0, victim=-1, moment=""):
+    def __init__(self, servers=0, victim=-1, moment="", **variables):
         method = multiprocessing.get_context("forkserver")
         port = free_port()
+        variables = variables or {"CPUDIST_SERVERS": str(servers)}
         self.processes, self._pipes = [], []
         for rank in range(RANKS):
             ours, theirs = method.Pipe(duplex=False)
             hangs = moment if rank == victim else ""
             process = method.Process(
-                target=run_rank, args=(rank, port, servers, hangs, theirs), daemon=True
+                target=run_rank,
+                args=(rank, port, variables, hangs, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -152,6 +159,23 @@ def test_the_others_end_with_the_name_of_who_was_killed(start, servers, victim, 
         # A server that knew the trainer may say it first.
         names = f"rank {victim} (", f"trainer {victim} (", f"server {victim} ("
         assert any(name in text for name in names), text
+
+
+def test_who_waits_for_servers_of_another_job_ends_with_that_name(start):
+    """Somebody is there, and does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        where = f"127.0.0.1:{listener.getsockname()[1]}"
+        apart = {"CPUDIST_ROLE": "trainer", "CPUDIST_RENDEZVOUS": where}
+        ranks = start(victim=1, moment=MEETS, **apart)
+        assert ranks.told(1) == ["there", ""]
+        waiting = [listener.accept()[0] for _ in range(RANKS - 1)]
+        os.kill(ranks.processes[1].pid, signal.SIGKILL)
+        for rank in (0, 2):
+            kind, text = ranks.told(rank)
+            assert (kind, "rank 1 (" in text) == ("PeerLostError", True), text
+        for one in waiting:
+            one.close()
 
 
 def test_a_rank_that_is_through_may_end_at_once(start):
