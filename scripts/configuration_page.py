@@ -88,7 +88,7 @@ VARIABLES = {
         "`host:port`",
         "",
         "-",
-        "where server 0 is met by trainers' jobs",
+        "where server 0 is met by trainers' jobs; with a key the same text on all jobs",
     ),
     "TRAINERS": (
         "",

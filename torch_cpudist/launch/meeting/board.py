@@ -117,7 +117,7 @@ class Board:
             raise ProtocolError(f"the word {name[:200]!r} is no count")
         count = int(found) + amount
         if not 0 <= count <= _COUNT_MAX:
-            raise ProtocolError(f"the count {name[:200]!r} would be {count}")
+            raise ProtocolError(f"the count {name[:200]!r} would be beyond any use")
         self.set(name, str(count))
         if token:
             self._counted[token] = count

@@ -120,15 +120,18 @@ class MeetingPoint:
         while not self._stopping:
             try:
                 self._turn()
-            except (OSError, MemoryError):
-                if not self._stopping:
-                    time.sleep(_PAUSE_S)
+            except Exception as error:  # of one who came; it ends nothing for others
+                if self._stopping:
+                    return
+                logger.debug("the meeting point goes on after %r", error)
+                time.sleep(_PAUSE_S)
 
     def _turn(self) -> None:
         """Waits until somebody comes, goes on or is late, and sees to it."""
+        comes = False
         for key, _ in self._selector.select(self._next_s()):
             if key.fileobj is self._listener:
-                self._welcome()
+                comes = True
             elif isinstance(key.fileobj, socket.socket):
                 self._go_on(key.fileobj)
         now_s = time.monotonic()
@@ -136,6 +139,9 @@ class MeetingPoint:
             if visitor.until_s > now_s:
                 break
             self._part_with(connection)
+        # Last: what keeps it from taking another one in keeps nobody who is in.
+        if comes:
+            self._welcome()
 
     def _next_s(self) -> float | None:
         first = next(iter(self._visitors.values()), None)
@@ -157,12 +163,12 @@ class MeetingPoint:
             self._selector.register(connection, selectors.EVENT_READ)
             self._visitors[connection] = visitor
         except BaseException:
-            connection.close()
+            self._forget(connection)
             raise
 
     def _go_on(self, connection: socket.socket) -> None:
         visitor = self._visitors.get(connection)
-        if visitor is None:  # it had to go for another one; or it is the bell
+        if visitor is None:  # it is the bell
             return
         try:
             if visitor.turn():
@@ -170,12 +176,20 @@ class MeetingPoint:
                 return
             writes = selectors.EVENT_WRITE if visitor.writes else selectors.EVENT_READ
             self._selector.modify(connection, writes)
-        except (Error, OSError, MemoryError):
+        except (Error, OSError):
             self._part_with(connection)
+        except BaseException:
+            self._part_with(connection)
+            raise
 
     def _part_with(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        self._visitors.pop(connection).close()
+        self._forget(connection)
+        self._visitors.pop(connection, None)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it may not have got there
+            self._selector.unregister(connection)
+        connection.close()
 
     def _refuse(self, who: str, why: str) -> None:
         self.refused += 1

@@ -199,7 +199,8 @@ class MeetingStore:
             return now_s < until_s and has_time and not self._end
 
         last: OSError | None = None
-        for family, address in self._resolved(may_wait):
+        places, self._places = self._resolved(may_wait), []
+        for family, address in places:
             try:
                 with _Line(family, may_wait) as line:
                     line.connect(address)
@@ -220,8 +221,8 @@ class MeetingStore:
 
     def _resolved(self, may_wait: Callable[[], bool]) -> list[tuple[Any, ...]]:
         """Families and addresses to try; in a thread, as a resolver has own clocks."""
-        if self._point:
-            return self._places  # of that process
+        if self._places:
+            return self._places
         found: list[tuple[Any, ...]] = []
         failed: list[OSError | UnicodeError] = []
 

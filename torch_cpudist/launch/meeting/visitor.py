@@ -116,10 +116,6 @@ class Visitor:
             self._hear(frame)
         return False
 
-    def close(self) -> None:
-        """Ends it."""
-        self._connection.close()
-
     def _hello(self, frame: Frame) -> None:
         hello = fields_of("a hello", frame.text, HELLO)
         self._talk.heard_first(frame)
