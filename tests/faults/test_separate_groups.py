@@ -188,7 +188,7 @@ def test_a_trainer_that_comes_back_when_the_others_are_gone_goes_on(
 def test_a_stranger_with_a_later_number_ends_no_trainer_for_good(
     groups, steps_of, tmp_path
 ):
-    """One that has read in the open store where servers listen; there is no key."""
+    """One that has read at the meeting point where servers listen; there is no key."""
     servers = groups.servers()
     jobs = {name: {"TORCHELASTIC_RUN_ID": f"job {name}"} for name in "ab"}
     trainers = {name: groups.trainer(name, **job) for name, job in jobs.items()}

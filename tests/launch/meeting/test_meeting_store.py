@@ -254,6 +254,25 @@ def test_one_that_has_come_in_its_place_is_of_another_run(key):
             assert store_at(port, key).add("n", 0) == 0
 
 
+def test_one_that_has_moved_to_another_host_is_found(monkeypatch):
+    """Its name leads elsewhere then, and where it was nobody answers any more."""
+    leads = []
+
+    def look_up(*_, **__):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", leads[-1]))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with kept() as (first, port), kept() as (_, moved):
+        leads.append(port)
+        store = store_at(port, clocks=QUICK)
+        assert store.add("n", 1) == 1
+        first.stop()
+        with socket.create_server(("127.0.0.1", port)):  # which does not answer
+            leads.append(moved)
+            with pytest.raises(cpudist.AddressError, match="that of another run"):
+                store.add("n", 1)
+
+
 def test_a_word_that_is_too_long_is_not_sent():
     with kept() as (_, port):
         with pytest.raises(cpudist.InvalidArgumentError, match="at most 65536 go"):
