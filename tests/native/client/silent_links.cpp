@@ -52,6 +52,7 @@ class Line final : public transport::Connection, public std::enable_shared_from_
   uint32_t sent(FrameKind kind) const { return sent_[static_cast<size_t>(kind)]; }
 
   std::atomic<bool> cut{false};
+  std::atomic<bool> other{false};  // of another run: it refuses hellos
   std::atomic<bool> keeps{false};  // barriers: they are not answered yet
   std::atomic<bool> knows{false};  // of a probe: it is answered with what was recorded
 
@@ -60,7 +61,9 @@ class Line final : public transport::Connection, public std::enable_shared_from_
     Buffer payload;
     switch (header.kind) {
       case FrameKind::kHello:
-        payload = encode(wire::Hello{1, servers_, shard_, 0, "test"});
+        if (other) header.kind = FrameKind::kError;
+        payload = other ? encode(wire::ErrorReply{ErrorCode::kProtocol, "hello of another run"})
+                        : encode(wire::Hello{1, servers_, shard_, 0, "test"});
         break;
       case FrameKind::kHeartbeat:
         header.kind = FrameKind::kHeartbeatAck;
@@ -196,6 +199,20 @@ TEST(client_counts_a_server_as_lost_that_new_connections_do_not_reach_either) {
   CHECK(comes_true([&] { return !(said = frozen.barrier()).empty(); }));
   CHECK(said.find("it does not answer a hello") != std::string::npos);
   CHECK(frozen.attempts > 1);
+}
+
+// Its host has gone, and another one has its address.
+TEST(client_loses_a_silent_server_whose_place_another_has_taken) {
+  OneServer one("tcp:test:0", 2000, [](OneServer& to, uint32_t nth) {
+    const auto line = to.make();
+    line->other = nth > 0;
+    return line;
+  });
+  one.line(0)->cut = true;
+  const std::string text = one.barrier();
+  CHECK(text.find("another server has taken its place at tcp:test:0: hello of another run") !=
+        std::string::npos);
+  CHECK_EQ(one.lines(), 2u);
 }
 
 TEST(client_stays_with_a_connection_that_speaks_again) {
