@@ -46,6 +46,8 @@ COLUMNS = {
     "cpu_share": "their cores",
     "verified": "verified",
 }
+# Until those who were refused are in the counters, on a busy machine.
+COUNTED_S = 20.0
 LEAST_RATIO = 0.95
 ROWS, DIM, IDS = 4_000, 8, 300
 EVERY = 10  # steps, until they are told
@@ -135,7 +137,12 @@ def _round(job: Job, kind: str, who: Visitors, seconds: float) -> Row:
     finally:
         done.set()
         thread.join()
-    time.sleep(0.5)  # counters come with the next steps
+    # Counters come with the next steps.
+    until_s = time.monotonic() + COUNTED_S
+    while job.counts()[1] - counted < who.visits.made and time.monotonic() < until_s:
+        time.sleep(0.05)
+        if kind in STAY:
+            break
     return {
         "alone": alone,
         "beside": beside,
