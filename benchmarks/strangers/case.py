@@ -139,10 +139,10 @@ def _round(job: Job, kind: str, who: Visitors, seconds: float) -> Row:
         thread.join()
     # Counters come with the next steps.
     until_s = time.monotonic() + COUNTED_S
-    while job.counts()[1] - counted < who.visits.made and time.monotonic() < until_s:
-        time.sleep(0.05)
-        if kind in STAY:
+    while kind not in STAY and job.counts()[1] - counted < who.visits.made:
+        if time.monotonic() >= until_s:
             break
+        time.sleep(0.05)
     return {
         "alone": alone,
         "beside": beside,
