@@ -86,6 +86,13 @@ class Client:
         That server goes on, and takes this trainer as a newer incarnation.
         """
 
+    def out_of_reach(self) -> bool:
+        """Whether a server was lost that may still run.
+
+        Nothing came from it, or no other link could be made in the place of one that
+        broke. False where a server has said that it ends.
+        """
+
     def server_ended(self) -> bool:
         """Whether the process of a server on this host has ended by now."""
 

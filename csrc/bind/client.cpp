@@ -298,6 +298,7 @@ void bind_calls(py::class_<ClientHolder>& client) {
       .def("goodbye", of_client(&Client::goodbye), NoGil())
       .def("check", of_client(&Client::check), NoGil())
       .def("counted_lost", of_client(&Client::counted_lost), NoGil())
+      .def("out_of_reach", of_client(&Client::out_of_reach), NoGil())
       .def("server_ended", of_client(&Client::server_ended), NoGil())
       .def("carried_out_before", of_client(&Client::carried_out_before), NoGil())
       .def("abort", of_client(&Client::abort), py::arg("reason"), NoGil())

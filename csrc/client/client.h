@@ -39,6 +39,7 @@ class Client {
   // Whether a server has counted this trainer as lost, and whether the process of one has ended;
   // see Session.
   bool counted_lost() const { return shared_.session.counted_lost(); }
+  bool out_of_reach() const { return shared_.session.out_of_reach(); }
   bool server_ended() const { return shared_.session.server_ended(); }
   // Per server: the last request of this trainer, in the last incarnation before this one that had
   // any carried out, that was; 0: there is none. As of connect().

@@ -791,6 +791,7 @@ void Session::lose(Link& link, const std::string& why) {
   const Error error =
       loss_of(describe(link), link.ever_open || link.gone, options_.connect_deadline_ms, why);
   link.state = LinkState::kClosed;
+  out_of_reach_ = !link.gone;
   fail(error);
 }
 

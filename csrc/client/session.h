@@ -82,6 +82,12 @@ class Session final : public transport::ConnectionHandler {
     const std::lock_guard lock(mutex_);
     return counted_lost_;
   }
+  // Whether it has failed because nothing came from a server, or no other link could be made in the
+  // place of one that broke: it may still run. False where a server has said that it ends.
+  bool out_of_reach() const {
+    const std::lock_guard lock(mutex_);
+    return out_of_reach_;
+  }
   // Whether the process of a server on this host has ended by now, whatever it said before.
   bool server_ended() const {
     const std::lock_guard lock(mutex_);
@@ -170,6 +176,7 @@ class Session final : public transport::ConnectionHandler {
   uint64_t next_request_id_ = 1;
   std::optional<Error> failure_;
   uint32_t fenced_by_ = 0;
+  bool out_of_reach_ = false;
   bool counted_lost_ = false;
   std::vector<uint64_t> carried_out_before_;
   bool started_ = false;

@@ -318,6 +318,7 @@ def test_a_stopped_server_is_lost():
             trainer.pull_dense()
         with pytest.raises((errors.PeerLostError, errors.ClosedError)):
             trainer.push(dense=np.ones(HIDDEN, np.float32))
+        assert not trainer.client.out_of_reach()  # it has said so
 
 
 def test_a_forked_child_gets_a_typed_error():

@@ -73,11 +73,14 @@ class Client:
 
     barriers = 0
 
-    def __init__(self, told=False, ended=False):
-        self.told, self.ended = told, ended
+    def __init__(self, told=False, away=False, ended=False):
+        self.told, self.away, self.ended = told, away, ended
 
     def counted_lost(self):
         return self.told
+
+    def out_of_reach(self):
+        return self.away
 
     def server_ended(self):
         return self.ended
@@ -297,7 +300,7 @@ def joins(monkeypatch, store, run_id=7, failures=0):
 
 @pytest.mark.parametrize(
     ("waits", "client"),
-    [(None, Client(told=True)), ("60", Client(told=True)), ("60", Client())],
+    [(None, Client(told=True)), ("60", Client(told=True)), ("60", Client(away=True))],
 )
 def test_who_was_counted_as_lost_joins_the_same_servers(
     waits, client, store, monkeypatch
@@ -486,7 +489,7 @@ def test_what_was_not_heard_of_in_one_run_lets_nobody_into_the_next(store, monke
 
 @pytest.mark.parametrize(
     ("waits", "client"),
-    [(None, Client()), ("0", Client()), ("0", Client(told=True))],
+    [(None, Client(away=True)), ("0", Client(away=True)), ("0", Client(told=True))],
 )
 def test_without_the_variable_silence_is_not_waited_for(
     waits, client, store, monkeypatch

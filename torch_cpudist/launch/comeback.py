@@ -199,7 +199,9 @@ class Comeback:
     @staticmethod
     def _may_rejoin(client: _core.Client | None) -> bool:
         """Whether the servers may be there, without others in their place."""
-        return client is not None and not client.server_ended()
+        if client is None or client.server_ended():
+            return False
+        return client.counted_lost() or client.out_of_reach()
 
     @staticmethod
     def _limit_s(apart: SeparateJob, client: _core.Client | None) -> float:

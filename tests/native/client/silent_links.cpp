@@ -187,6 +187,7 @@ TEST(client_counts_a_server_as_lost_that_new_connections_do_not_reach_either) {
   CHECK(comes_true([&] { return !(said = unreached.barrier()).empty(); }));
   CHECK(said.find("silent for 400 ms") != std::string::npos);
   CHECK(said.find("no route to it") != std::string::npos);
+  CHECK(unreached.client->out_of_reach());  // it may be there
   CHECK(unreached.attempts > 1);
 
   // Its kernel takes connections, and it is frozen.
