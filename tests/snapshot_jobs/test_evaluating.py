@@ -105,16 +105,19 @@ def test_an_evaluation_holds_nobody_at_a_snapshot(strategy, tmp_path, monkeypatc
         while not Directory(tmp_path).names():
             push(opt, model, rank, step)
             step += 1
-        assert opt.stats()["snapshot"]["failed"] == 0
+        told = opt.stats()["snapshot"]
+        assert told["failed"] == 0
         opt.leave()
+        return told["skipped"]
 
-    run(body, 2, variables=seeing(tmp_path))
+    skipped, _ = run(body, 2, variables=seeing(tmp_path))
     atol = 0.01 if strategy == "geo" else 0.0
     assert check_files(tmp_path, 1.0, atol=atol) >= 1
     first = Directory(tmp_path).names()[-1]
-    # The moment is a later one, of a number that was due; who waited has marked anew.
-    numbers = {number for rank, number, _ in marks if rank == 0}
-    assert Snapshot(tmp_path / first).manifest.number in numbers
+    # The moment is a later one, of the number that was due; who waited has marked anew.
+    # One was skipped meanwhile; where others come back late, that as well, and the next
+    # one is taken.
+    assert skipped > 1 or Snapshot(tmp_path / first).manifest.number == marks[0][1]
     assert [one for one in marks if one[0] == 0][1][1:] == (marks[0][1], True)
     assert all(rank == 0 for rank, _, released in marks if not released)
 
