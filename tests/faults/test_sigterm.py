@@ -175,14 +175,20 @@ def saved_by(folder):
     return [one.name for one in found.committed()]
 
 
-def test_servers_have_a_snapshot_saved_and_trainers_go_on_from_it(groups, tmp_path):
-    """All of them get SIGTERM, as by torchrun whose job is preempted."""
-    variables = shared(tmp_path, **LONG_GRACE)
+def training(groups, tmp_path, variables):
+    """Two servers in one job, and two trainers of jobs of their own, which train."""
     servers = groups.servers(**variables)
     body = functools.partial(train_and_outlive, tmp_path, "async", "static")
     trainers = [groups.start("trainer", body, **variables) for _ in range(2)]
     for job in trainers:
         job.expect(0, "report", PATIENCE_S)
+    return servers, trainers
+
+
+def test_servers_have_a_snapshot_saved_and_trainers_go_on_from_it(groups, tmp_path):
+    """All of them get SIGTERM, as by torchrun whose job is preempted."""
+    variables = shared(tmp_path, **LONG_GRACE)
+    servers, trainers = training(groups, tmp_path, variables)
     assert saved_by(tmp_path) == ["kept"]
     for rank in range(2):
         servers.signal(rank, signal.SIGTERM)
@@ -206,11 +212,7 @@ def test_servers_have_a_snapshot_saved_and_trainers_go_on_from_it(groups, tmp_pa
 
 def test_servers_without_trainers_end_with_the_newest_snapshot(groups, tmp_path):
     variables = shared(tmp_path, **LONG_GRACE)
-    servers = groups.servers(**variables)
-    body = functools.partial(train_and_outlive, tmp_path, "async", "static")
-    trainers = [groups.start("trainer", body, **variables) for _ in range(2)]
-    for job in trainers:
-        job.expect(0, "report", PATIENCE_S)
+    servers, trainers = training(groups, tmp_path, variables)
     for job in trainers:
         lose_rank(job, 0, signal.SIGKILL)
     for rank in range(2):
@@ -223,11 +225,7 @@ def test_servers_without_trainers_end_with_the_newest_snapshot(groups, tmp_path)
 def test_servers_one_of_which_has_ended_wait_for_no_snapshot(number, groups, tmp_path):
     """Trainers that wait for others in their place can save none."""
     variables = shared(tmp_path, **LONG_GRACE)
-    servers = groups.servers(**variables)
-    body = functools.partial(train_and_outlive, tmp_path, "async", "static")
-    trainers = [groups.start("trainer", body, **variables) for _ in range(2)]
-    for job in trainers:
-        job.expect(0, "report", PATIENCE_S)
+    servers, trainers = training(groups, tmp_path, variables)
     lose_rank(servers, 1, number)
     servers.processes[1].join(PATIENCE_S)
     servers.signal(0, signal.SIGTERM)
@@ -242,11 +240,7 @@ def test_servers_one_of_which_has_ended_wait_for_no_snapshot(number, groups, tmp
 def test_a_frozen_trainer_keeps_servers_no_longer_than_the_grace(groups, tmp_path):
     clocks = {"CPUDIST_LIVENESS_MS": str(int(1000 * PATIENCE_S))}
     variables = shared(tmp_path, **clocks, **SHORT_GRACE)
-    servers = groups.servers(**variables)
-    body = functools.partial(train_and_outlive, tmp_path, "async", "static")
-    trainers = [groups.start("trainer", body, **variables) for _ in range(2)]
-    for job in trainers:
-        job.expect(0, "report", PATIENCE_S)
+    servers, trainers = training(groups, tmp_path, variables)
     for job in trainers:
         lose_rank(job, 0, signal.SIGSTOP)
     for rank in range(2):

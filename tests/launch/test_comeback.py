@@ -317,6 +317,19 @@ def test_who_was_counted_as_lost_joins_the_same_servers(
     one.check()
 
 
+def meets_in_turn(monkeypatch, store, connected):
+    """Run 7 is met twice, then run 8; returns those that are yet to be met."""
+    runs = [7, 7, 8]
+
+    def meet(*_):
+        return store, {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
+
+    monkeypatch.setattr(separate_jobs, "meet", meet)
+    monkeypatch.setattr(separate_jobs, "connected", connected)
+    monkeypatch.setattr(separate_jobs, "begin", lambda *_: None)
+    return runs
+
+
 @pytest.mark.parametrize("known", ["at once", "later"])
 def test_those_that_a_killed_server_has_left_are_not_joined_again(
     known, store, monkeypatch
@@ -324,10 +337,7 @@ def test_those_that_a_killed_server_has_left_are_not_joined_again(
     """They are to see that nobody is there; who takes their place is joined."""
     started(store)
     client, came = Client(ended=known == "at once"), Client()
-    runs, tried = [7, 7, 8], []
-
-    def meet(*_):
-        return store, {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
+    tried = []
 
     def connected(made, numbers, run, incarnation, connect_s):
         tried.append(run["run_id"])
@@ -336,9 +346,7 @@ def test_those_that_a_killed_server_has_left_are_not_joined_again(
             raise cpudist.PeerLostError("server 1 was lost")
         return Endpoints(client=came, run_id=8), came
 
-    monkeypatch.setattr(separate_jobs, "meet", meet)
-    monkeypatch.setattr(separate_jobs, "connected", connected)
-    monkeypatch.setattr(separate_jobs, "begin", lambda *_: None)
+    meets_in_turn(monkeypatch, store, connected)
     part = GoesOn()
     _, one = comeback([part], client=client)
     one.outlive(cpudist.PeerLostError("server 1 was lost"), client)
@@ -367,19 +375,13 @@ def test_a_store_that_names_servers_whose_place_others_have_is_asked_again(
     """It is that of another server, which ends a little later."""
     started(store)
     client, came = Client(), Client()
-    runs = [7, 7, 8]
-
-    def meet(*_):
-        return store, {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
 
     def connected(made, numbers, run, incarnation, connect_s):
         if run["run_id"] == 7:
             raise cpudist.ProtocolError("hello of another run")
         return Endpoints(client=came, run_id=8), came
 
-    monkeypatch.setattr(separate_jobs, "meet", meet)
-    monkeypatch.setattr(separate_jobs, "connected", connected)
-    monkeypatch.setattr(separate_jobs, "begin", lambda *_: None)
+    runs = meets_in_turn(monkeypatch, store, connected)
     part = GoesOn()
     _, one = comeback([part], client=client)
     lost = "server 1 was lost: another server has taken its place"
