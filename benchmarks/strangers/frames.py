@@ -54,7 +54,14 @@ class Target:
     def connect(self) -> socket.socket:
         """A link to it."""
         host, _, port = self.address.removeprefix("tcp:").rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=_ANSWER_S)
+        link = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            link.settimeout(_ANSWER_S)
+            link.connect((host.strip("[]"), int(port)))
+        except OSError:
+            link.close()
+            raise
+        return link
 
 
 def spoken_version() -> int:

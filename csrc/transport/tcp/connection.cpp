@@ -304,7 +304,8 @@ bool TcpConnection::receive() {
 }
 
 void TcpConnection::note_unfinished() {
-  if (!options_.incoming || closed() || header_have_ == 0) return;
+  // The first frame is small, and has a deadline of its own.
+  if (!options_.incoming || !accepted_ || closed() || header_have_ == 0) return;
   const TimePoint now = Clock::now();
   if (!coming_) coming_ = options_.incoming->begin(now);
   coming_->came(header_have_ + payload_have_, dropping() ? 0 : payload_have_, now);

@@ -109,7 +109,6 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
     ConnectionOptions options = options_;
     try {
       if (options.unix_socket) check_same_user(fd.get());
-      tune(fd.get(), options.unix_socket, options.limits);
       options.peer_address = peer_text(fd.get(), options.unix_socket);
       const auto reactor = reactors_[next_++ % reactors_.size()].lock();
       if (!reactor) return;
@@ -121,6 +120,7 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
         // Too many of its address: it comes again. Those of other addresses do not wait for them.
         if (!place) return hear_first();
       }
+      tune(fd.get(), options.unix_socket, options.limits);
       const auto connection =
           std::make_shared<TcpConnection>(std::move(fd), reactor, std::move(options));
       if (place) connection->take_place(std::move(place));
