@@ -48,7 +48,7 @@ class Visits:
 
 
 class HeldLinks:
-    """Links that stay open; looking after them costs what happens, not how many they are."""
+    """Links that stay open: what it costs to watch them is what happens there."""
 
     def __init__(self) -> None:
         self._links: dict[int, socket.socket] = {}

@@ -78,7 +78,7 @@ std::vector<std::string> listen_for_shuffle(const ShuffleHolder& self, const std
   Shuffle& shuffle = self.get();
   options.credentials = shuffle.credentials;
   options.door = shuffle.door;
-  options.incoming.heed(std::chrono::milliseconds(shuffle.options.liveness_ms));
+  options.flow.heed(std::chrono::milliseconds(shuffle.options.liveness_ms));
   shuffle.listener = transport::listen_tcp(options, shuffle.exchange.handler());
   return shuffle.listener->addresses();
 }

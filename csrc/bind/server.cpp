@@ -89,7 +89,7 @@ std::vector<std::string> listen_tcp(ServerHolder& self, const std::string& bind,
   ServerParts& parts = self.parts();
   options.credentials = parts.credentials;
   options.door = parts.door;
-  options.incoming.heed(parts.liveness);
+  options.flow.heed(parts.liveness);
   parts.listeners.push_back(transport::listen_tcp(options, &parts.server));
   return parts.listeners.back()->addresses();
 }

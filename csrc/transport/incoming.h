@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Frames that have begun to come in and are not complete, over all connections of a listener: those
-// that do not get on are given up, and together they take no more memory than there is for them.
+// that do not get on are given up, and those that began last wait while the budget is exceeded.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -15,31 +14,15 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "transport/flow_limits.h"
 
 namespace cpudist::transport {
-
-struct IncomingLimits {
-  IncomingLimits();  // of what this machine has, and the default liveness
-  // Silence that is none yet, of the process or on its way, is to end no frame.
-  void heed(std::chrono::milliseconds liveness);
-  // Of their payloads. Beyond it those wait that have begun last.
-  uint64_t budget_bytes;
-  // One that has neither got on by kStepBytes nor to its end for so long is given up, as silence
-  // is: a byte now and then is no sign of life.
-  std::chrono::milliseconds slow{10000};
-  // The same while others wait for its memory.
-  std::chrono::milliseconds stalled{1000};
-  // The longest wait of one. It is longer than `stalled`; longer than a fraction of a
-  // liveness it must not be, as its sender hears nothing meanwhile.
-  std::chrono::milliseconds patience{1250};
-};
 
 // Thread safety: all members.
 class Incoming : public std::enable_shared_from_this<Incoming> {
  public:
-  static constexpr uint64_t kStepBytes = 64u << 10;
-
-  explicit Incoming(IncomingLimits limits) : limits_(limits) {}
+  Incoming(FlowLimits limits, std::shared_ptr<FlowBudget> budget)
+      : limits_(limits), budget_(std::move(budget)) {}
 
  private:
   struct Entry {
@@ -75,7 +58,7 @@ class Incoming : public std::enable_shared_from_this<Incoming> {
 
   std::unique_ptr<Frame> begin(TimePoint now);
   uint64_t held_bytes() const;
-  const IncomingLimits& limits() const { return limits_; }
+  const FlowLimits& limits() const { return limits_; }
 
  private:
   void end(Entries::iterator entry);
@@ -83,7 +66,8 @@ class Incoming : public std::enable_shared_from_this<Incoming> {
   bool may_grow(Entries::iterator entry, TimePoint now);
   std::optional<std::string> overdue(const Entry& entry, TimePoint now) const;
 
-  const IncomingLimits limits_;
+  const FlowLimits limits_;
+  const std::shared_ptr<FlowBudget> budget_;
   mutable std::mutex mutex_;
   Entries entries_;
   uint64_t held_bytes_ = 0;

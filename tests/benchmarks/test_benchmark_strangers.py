@@ -15,7 +15,7 @@ from torch_cpudist import _core
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from run import parse
 from strangers import case, frames
-from strangers.kinds import KINDS, Visitors
+from strangers.kinds import KINDS, NOBODY, STAY, HeldLinks, Visitors
 
 KEY = b"a key for strangers to look for!"
 ROUND = {
@@ -52,7 +52,7 @@ def test_a_small_run_has_figures(monkeypatch, tmp_path) -> None:
     for row in rows:
         assert row["problems"] == []
         assert row["alone"] > 0
-        assert row["made"] > 0
+        assert (row["made"] > 0) == (not row["name"].endswith(NOBODY))
 
 
 def test_who_has_the_key_is_let_in(target) -> None:
@@ -68,7 +68,9 @@ def test_who_has_the_key_is_let_in(target) -> None:
         assert server.stats()["unauthenticated"] == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in case.STAY])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in (*STAY, NOBODY)]
+)
 def test_each_kind_is_refused_and_counted(kind, target, eventually) -> None:
     to, server = target
 
@@ -78,7 +80,7 @@ def test_each_kind_is_refused_and_counted(kind, target, eventually) -> None:
 
     who = Visitors([to], KEY, 5)
     for number in (1, 2, 3):
-        KINDS[kind](who, to, [])
+        KINDS[kind](who, to, HeldLinks())
         who.visits.made += 1
         assert who.visits.refused == number
     eventually(lambda: counted() >= 3, PATIENCE_S, "three that are counted")
@@ -97,6 +99,7 @@ def test_a_row_is_of_all_rounds_and_judged_by_the_median() -> None:
     assert case.figures("sync", "idle", [missed], [])["verified"]
     empty = ROUND | {"made": 0, "refused": 0}
     assert case.figures("sync", "idle", [empty], [])["problems"] == ["no stranger came"]
+    assert case.figures("sync", NOBODY, [empty], [])["verified"]
 
 
 def test_sums_say_whether_each_gradient_was_applied_once() -> None:

@@ -10,7 +10,7 @@
 
 #include "transport/channel.h"
 #include "transport/door.h"
-#include "transport/incoming.h"
+#include "transport/flow_limits.h"
 #include "wire/handshake/handshake.h"
 
 namespace cpudist::transport {
@@ -25,7 +25,7 @@ struct ListenOptions {
   // What this end proves, and asks of others before it takes a frame; null: nothing.
   std::shared_ptr<const wire::Credentials> credentials;
   std::shared_ptr<Door> door;  // null: one of its own
-  IncomingLimits incoming;     // of frames that have begun and do not end
+  FlowLimits flow;             // of frames that do not get on, in or out
 };
 
 // Throws Error(kAddress) naming address, port range and errno. The handler outlives the listener.

@@ -38,6 +38,7 @@ TcpConnection::TcpConnection(Descriptor fd, std::shared_ptr<Reactor> reactor,
       options_(std::move(options)),
       fd_(std::move(fd)),
       peer_(options_.peer) {
+  if (options_.budget) unsent_.emplace(options_.incoming->limits(), options_.budget);
   if (options_.credentials) handshake_.emplace(options_.credentials, options_.own_address);
 }
 
@@ -105,8 +106,9 @@ bool TcpConnection::send(wire::Frame frame) {
   queue_.push_back(std::move(item));
   queued_bytes_ += size_bytes;
   bytes_sent_.fetch_add(size_bytes, std::memory_order_relaxed);
-  if (!idle) return true;  // the reactor is at it
-  const Written written = write_queue();
+  // Else the reactor is at it.
+  const Written written = idle ? write_queue() : Written::kAll;
+  note_unsent();
   if (written == Written::kSome) arm(true);
   if (written != Written::kBroken) return true;
   const std::string reason = "cannot send: " + describe_errno(errno);
@@ -180,8 +182,18 @@ TcpConnection::Written TcpConnection::write_queue() {
   return queue_.empty() ? Written::kAll : Written::kSome;
 }
 
+void TcpConnection::note_unsent() {
+  if (!unsent_ || (queued_bytes_ == 0 && unsent_->bytes() == 0)) return;
+  unsent_->note(queued_bytes_, taken_bytes_, Clock::now());
+  if (queued_bytes_ == 0 || unsent_watched_) return;
+  unsent_watched_ = reactor_->post([weak = weak_from_this()] {
+    if (const auto connection = weak.lock()) connection->watch_unsent();
+  });
+}
+
 void TcpConnection::drop_written(size_t size_bytes) {
   queued_bytes_ -= size_bytes;
+  taken_bytes_ += size_bytes;
   while (size_bytes > 0) {
     Outbound& item = queue_.front();
     const size_t step = std::min(size_bytes, item.size() - item.written);
@@ -210,6 +222,7 @@ void TcpConnection::flush() {
   const size_t queued = queued_bytes_;
   const Written written = write_queue();
   bytes_drained_.fetch_add(queued - queued_bytes_, std::memory_order_relaxed);
+  note_unsent();
   if (written == Written::kAll) arm(false);
   if (written != Written::kBroken) return;
   const std::string reason = "cannot send: " + describe_errno(errno);
@@ -266,6 +279,7 @@ void TcpConnection::finish() {
     if (!queue_.empty()) write_queue();
     unsent.swap(queue_);
     queued_bytes_ = 0;
+    note_unsent();
     if (token_ != 0) reactor_->forget(fd_.get(), token_);
     if (peer_ended_) fd_.reset();
     socket = std::move(fd_);
@@ -276,6 +290,7 @@ void TcpConnection::finish() {
   payload_ = Buffer();
   payload_size_ = payload_have_ = 0;
   coming_.reset();
+  kept_ = {};
   try {
     if (opened_) {
       options_.handler->on_close(keep, reason_);
@@ -339,11 +354,35 @@ void TcpConnection::watch_unfinished() {
   watched_ = true;
 }
 
+void TcpConnection::watch_unsent() {
+  if (finished_) return;
+  const auto look = options_.incoming->limits().stalled / kLooksWhileStalled;
+  reactor_->schedule(Clock::now() + look, [weak = weak_from_this()] {
+    const auto connection = weak.lock();
+    if (!connection || connection->finished_) return;
+    connection->flush();  // what it can take by now is not its delay
+    std::optional<std::string> why;
+    {
+      const std::lock_guard<std::mutex> lock(connection->mutex_);
+      connection->unsent_watched_ = connection->queued_bytes_ > 0;
+      if (!connection->unsent_watched_) return;
+      why = connection->unsent_->overdue(Clock::now());
+    }
+    if (!why) return connection->watch_unsent();
+    connection->fail("frozen: " + *why);
+  });
+}
+
 bool TcpConnection::read_some() {
   std::vector<uint8_t>& scratch = reactor_->scratch();
   size_t budget = kReadBytesAtOnce;
   while (budget > 0 && !closed()) {
     if (must_wait()) return false;
+    if (!kept_.empty()) {
+      const std::vector<uint8_t> kept = std::exchange(kept_, {});
+      parse(kept.data(), kept.size());
+      continue;
+    }
     std::array<iovec, 2> pieces;
     size_t count = 0;
     const size_t missing = dropping() ? 0 : payload_missing();
@@ -378,6 +417,10 @@ bool TcpConnection::read_some() {
 
 void TcpConnection::parse(const uint8_t* data, size_t size_bytes) {
   while (size_bytes > 0 && !closed()) {
+    if (must_wait_for_takers()) {
+      kept_.assign(data, data + size_bytes);
+      return;
+    }
     size_t used = 0;
     if (header_have_ < wire::kHeaderBytes) {
       used = std::min(size_bytes, wire::kHeaderBytes - header_have_);
@@ -410,9 +453,27 @@ void TcpConnection::begin_frame() {
 
 // What has not been read stays in the socket, and holds the sender up, until others are complete.
 bool TcpConnection::must_wait() {
-  if (!coming_ || hung_up_ || coming_->may_grow(Clock::now())) return false;
+  if (!coming_) return must_wait_for_takers();
+  if (hung_up_ || coming_->may_grow(Clock::now())) return false;
+  pause_reading();
+  return true;
+}
+
+// Between two frames: what is asked for next would have to be kept, too.
+bool TcpConnection::must_wait_for_takers() {
+  if (!options_.budget || header_have_ > 0 || !accepted_ || hung_up_) return false;
+  if (!options_.budget->exceeded()) return false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!unsent_->holds_back(Clock::now())) return false;
+  }
+  pause_reading();
+  return true;
+}
+
+void TcpConnection::pause_reading() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!reading_ || token_ == 0) return true;
+  if (!reading_ || token_ == 0) return;
   reading_ = false;
   reactor_->change(fd_.get(), token_, interest());
   reactor_->schedule(Clock::now() + kWaitPause, [weak = weak_from_this()] {
@@ -428,7 +489,6 @@ bool TcpConnection::must_wait() {
     connection->bytes_drained_.fetch_add(1, std::memory_order_relaxed);
     connection->on_ready(EPOLLIN);
   });
-  return true;
 }
 
 void TcpConnection::check_first(const wire::FrameHeader& header) {

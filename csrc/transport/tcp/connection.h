@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/process_guard.h"
 #include "base/wait.h"
@@ -20,6 +21,7 @@
 #include "transport/incoming.h"
 #include "transport/tcp/reactor.h"
 #include "transport/tcp/socket.h"
+#include "transport/unsent.h"
 #include "wire/handshake/handshake.h"
 
 namespace cpudist::transport::tcp {
@@ -39,6 +41,7 @@ struct ConnectionOptions {
   std::string own_address;             // of a listener, as it tells others
   std::shared_ptr<Door> door;          // never null there
   std::shared_ptr<Incoming> incoming;  // nor this; of a connector there is none
+  std::shared_ptr<FlowBudget> budget;  // nor this
   std::optional<wire::Identity> peer;  // of a connector: who has proven to be there
 };
 
@@ -84,6 +87,7 @@ class TcpConnection final : public Connection,
   bool has_room(size_t size_bytes) const;
   Written write_queue();
   void drop_written(size_t size_bytes);
+  void note_unsent();
   void arm(bool writable);
   uint32_t interest() const;                     // what the reactor is to tell of
   bool mark_closing(const std::string& reason);  // false if it was closing already
@@ -104,7 +108,10 @@ class TcpConnection final : public Connection,
   void note_unfinished();
   bool has_unread() const;
   void watch_unfinished();
+  void watch_unsent();
   bool must_wait();
+  bool must_wait_for_takers();
+  void pause_reading();
   bool speaks() const;
   void end_of_stream();
   size_t payload_missing() const { return payload_size_ - payload_have_; }
@@ -133,6 +140,9 @@ class TcpConnection final : public Connection,
   std::string reason_;
   std::deque<Outbound> queue_;
   size_t queued_bytes_ = 0;
+  uint64_t taken_bytes_ = 0;  // of all that was ever queued
+  std::optional<Unsent> unsent_;
+  bool unsent_watched_ = false;
   std::optional<TimePoint> full_since_;
 
   // The reactor's thread only.
@@ -149,6 +159,7 @@ class TcpConnection final : public Connection,
   size_t header_have_ = 0;
   std::array<uint8_t, wire::kHeaderBytes> header_bytes_;
   wire::FrameHeader header_;
+  std::vector<uint8_t> kept_;  // has come, and is not looked at yet
   Buffer payload_;
   size_t payload_size_ = 0;  // of the frame that is being read
   size_t payload_have_ = 0;

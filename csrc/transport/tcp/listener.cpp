@@ -214,7 +214,9 @@ class TcpListener final : public Listener {
     connection.listener_side = true;
     connection.credentials = options.credentials;
     connection.door = options.door ? options.door : std::make_shared<Door>();
-    connection.incoming = std::make_shared<Incoming>(options.incoming);
+    const auto budget = std::make_shared<FlowBudget>(options.flow.budget_bytes);
+    connection.incoming = std::make_shared<Incoming>(options.flow, budget);
+    connection.budget = budget;
     Descriptor tcp = listen_on_port_range(options);
     const std::string tcp_text = bound_address(tcp.get(), options.bind_address);
     for (uint32_t i = 0; i < std::max(options.threads, 1u); ++i) {

@@ -23,6 +23,10 @@ namespace cpudist::testing {
 
 inline TimePoint soon() { return Clock::now() + kPatience; }
 
+inline bool mentions(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
 inline wire::Frame make_frame(wire::FrameKind kind, uint64_t request_id, size_t size_bytes,
                               uint8_t fill = 1) {
   wire::Frame frame;

@@ -22,8 +22,9 @@
 
 using namespace cpudist;           // NOLINT
 using namespace cpudist::testing;  // NOLINT
+using transport::FlowBudget;
+using transport::FlowLimits;
 using transport::Incoming;
-using transport::IncomingLimits;
 
 namespace {
 
@@ -32,14 +33,8 @@ using std::chrono::seconds;
 
 constexpr uint64_t kMiB = 1u << 20;
 
-IncomingLimits limits_of(uint64_t budget_bytes) {
-  IncomingLimits limits;
-  limits.budget_bytes = budget_bytes;
-  return limits;
-}
-
-bool mentions(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
+std::shared_ptr<Incoming> incoming(uint64_t budget_bytes) {
+  return std::make_shared<Incoming>(FlowLimits(), std::make_shared<FlowBudget>(budget_bytes));
 }
 
 // A hello, and the header of a push that is to have so many bytes.
@@ -77,21 +72,21 @@ uint64_t resident_bytes() { return 0; }
 }  // namespace
 
 TEST(incoming_frame_that_does_not_get_on_is_overdue) {
-  const auto all = std::make_shared<Incoming>(limits_of(kMiB));
+  const auto all = incoming(kMiB);
   const TimePoint begun = Clock::now();
   const auto frame = all->begin(begun);
   frame->came(100, 100, begun + seconds(9));
   CHECK(!frame->overdue(begun + seconds(9)));
   CHECK(mentions(frame->overdue(begun + seconds(10)).value(), "within 10000 ms"));
   // Bytes now and then are not enough; a step is.
-  frame->came(Incoming::kStepBytes, 200, begun + seconds(12));
+  frame->came(transport::kFlowStepBytes, 200, begun + seconds(12));
   CHECK(!frame->overdue(begun + seconds(21)));
   CHECK(frame->overdue(begun + seconds(22)).has_value());
   CHECK_EQ(all->held_bytes(), 200u);
 }
 
 TEST(incoming_frames_that_began_last_wait_where_there_is_too_much) {
-  const auto all = std::make_shared<Incoming>(limits_of(4 * kMiB));
+  const auto all = incoming(4 * kMiB);
   const TimePoint now = Clock::now();
   std::vector<std::unique_ptr<Incoming::Frame>> frames;
   for (int i = 0; i < 5; ++i) {
@@ -104,7 +99,7 @@ TEST(incoming_frames_that_began_last_wait_where_there_is_too_much) {
   CHECK(!frames[2]->may_grow(now) && !frames[4]->may_grow(now));
   // Of those that may not get on nobody is blamed for it; of the others soon.
   CHECK(!frames[4]->overdue(now + milliseconds(1100)));
-  CHECK(mentions(frames[0]->overdue(now + milliseconds(1000)).value(), "hold 5242880 of 4194304"));
+  CHECK(mentions(frames[0]->overdue(now + milliseconds(1000)).value(), "holds 5242880 of 4194304"));
   frames.erase(frames.begin());
   CHECK_EQ(all->held_bytes(), 4 * kMiB);
   CHECK(frames[1]->may_grow(now + milliseconds(1100)));
@@ -112,7 +107,7 @@ TEST(incoming_frames_that_began_last_wait_where_there_is_too_much) {
 }
 
 TEST(incoming_frame_waits_no_longer_than_its_sender_can) {
-  const auto all = std::make_shared<Incoming>(limits_of(kMiB));
+  const auto all = incoming(kMiB);
   const TimePoint now = Clock::now();
   const auto first = all->begin(now);
   const auto second = all->begin(now);
@@ -126,7 +121,7 @@ TEST(incoming_frame_waits_no_longer_than_its_sender_can) {
 }
 
 TEST(incoming_limits_are_those_of_the_machine_and_no_shorter_than_a_liveness) {
-  IncomingLimits limits;
+  FlowLimits limits;
   CHECK(limits.budget_bytes >= 256 * kMiB && limits.budget_bytes <= 4096 * kMiB);
   limits.heed(seconds(100));
   CHECK(limits.slow == seconds(200) && limits.patience > limits.stalled);
@@ -137,8 +132,8 @@ TEST(incoming_limits_are_those_of_the_machine_and_no_shorter_than_a_liveness) {
 TEST(incoming_tcp_frame_of_a_byte_now_and_then_closes_its_connection) {
   for (const uint64_t length : {uint64_t{1000}, 64 * kMiB}) {
     transport::ListenOptions options = listen_options();
-    options.incoming.slow = milliseconds(100);
-    options.incoming.stalled = milliseconds(100);
+    options.flow.slow = milliseconds(100);
+    options.flow.stalled = milliseconds(100);
     TcpPair pair(options);
     const auto good = pair.greet(false);
     const Descriptor bad = half_sent(pair, length);
@@ -161,9 +156,9 @@ TEST(incoming_tcp_frame_of_a_byte_now_and_then_closes_its_connection) {
 TEST(incoming_tcp_frames_that_are_half_sent_hold_a_bounded_memory) {
   constexpr size_t kSenders = 8;
   transport::ListenOptions options = listen_options();
-  options.incoming.budget_bytes = 32 * kMiB;
-  options.incoming.stalled = milliseconds(100);
-  options.incoming.patience = seconds(60);
+  options.flow.budget_bytes = 32 * kMiB;
+  options.flow.stalled = milliseconds(100);
+  options.flow.patience = seconds(60);
   TcpPair pair(options);
   const auto good = pair.greet(false);
   const uint64_t before = resident_bytes();
