@@ -39,7 +39,7 @@ from sync_cases import run as run_trainers
 import torch_cpudist as cpudist
 from torch_cpudist import testing
 from torch_cpudist.monitor import endpoint
-from torch_cpudist.monitor.server import SERVER, TABLE
+from torch_cpudist.monitor.server import MEETING, SERVER, TABLE
 from torch_cpudist.monitor.trainer import CLIENT, LOOP, OPTIMIZER, TRAFFIC
 from torch_cpudist.monitor.visitors import MOST, Visitors
 
@@ -62,7 +62,7 @@ def _package():
 
 def names():
     """All metrics as they are shown, and their kinds."""
-    rows = (*OPTIMIZER, *CLIENT, *TRAFFIC, *LOOP, *SERVER, *TABLE)
+    rows = (*OPTIMIZER, *CLIENT, *TRAFFIC, *LOOP, *SERVER, *MEETING, *TABLE)
     return {row.family(()).shown: row.kind for row in rows} | OTHERS
 
 

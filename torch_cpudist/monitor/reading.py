@@ -83,4 +83,7 @@ def _server(run: Run) -> list[Family]:
         return []
     cap_bytes = run.environment.server.memory_cap_bytes
     found = server.of_server(own.stats(), cap_bytes)
+    meeting = run.endpoints.meeting
+    if meeting is not None:
+        found += server.of_meeting(meeting.refused)
     return found + server.of_tables(own.table_stats())

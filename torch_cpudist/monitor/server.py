@@ -31,6 +31,20 @@ SERVER = (
         "refused",
     ),
     Row(
+        "cpudist_server_strangers",
+        "counter",
+        "Connections that were refused for want of the key, or closed so that others "
+        "had a place before they said who they are.",
+        {"unauthenticated": "unauthenticated", "turned_away": "turned_away"},
+        "end",
+    ),
+    Row(
+        "cpudist_server_half_open",
+        "gauge",
+        "Connections of which nobody has said yet who is there.",
+        "half_open",
+    ),
+    Row(
         "cpudist_server_bytes",
         "counter",
         "Bytes between this server and all trainers, headers included.",
@@ -79,6 +93,15 @@ SERVER = (
     ),
 )
 
+MEETING = (
+    Row(
+        "cpudist_meeting_refused",
+        "counter",
+        "Visitors of CPUDIST_RENDEZVOUS that have not proven the key.",
+        "refused",
+    ),
+)
+
 TABLE = (
     Row("cpudist_table_rows", "gauge", "Rows that take memory here.", "rows"),
     Row("cpudist_table_bytes", "gauge", "Bytes of these rows, and index.", "bytes"),
@@ -110,6 +133,11 @@ def of_server(stats: Mapping[str, Any], memory_cap_bytes: int) -> list[Family]:
     """Those of ``Server.stats()``."""
     counters = {**stats, "memory_cap_bytes": memory_cap_bytes}
     return made_of(SERVER, [((), counters)])
+
+
+def of_meeting(refused: int) -> list[Family]:
+    """Those of ``MeetingPoint``, which server 0 has for trainers of other jobs."""
+    return made_of(MEETING, [((), {"refused": refused})])
 
 
 def of_tables(found: Sequence[Mapping[str, Any]]) -> list[Family]:

@@ -10,15 +10,18 @@ import os
 import random
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 from meeting_points import KEY, OTHER, kept, refuses, store_at, until_closed
 from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
+from torch_cpudist import _core
 from torch_cpudist.launch.meeting.board import Board
 from torch_cpudist.launch.meeting.frames import Frame, written
 from torch_cpudist.launch.meeting.point import Bounds, MeetingPoint
+from torch_cpudist.monitor.reading import families_of
 
 
 def come(port):
@@ -313,12 +316,31 @@ def test_one_without_descriptors_for_a_moment_goes_on():
         point.stop()
 
 
+def shown_of(point):
+    """What server 0's page says of who was refused."""
+    server = _core.Server(run_id=7, shard_id=0, server_count=1, trainer_count=1)
+    numbers = {"rank": 0, "trainer_rank": -1, "trainer_count": 1, "server_count": 1}
+    run = SimpleNamespace(
+        role="server",
+        shard_id=0,
+        endpoints=SimpleNamespace(server=server, meeting=point),
+        environment=SimpleNamespace(server=SimpleNamespace(memory_cap_bytes=0)),
+        **numbers,
+    )
+    try:
+        families = {family.name: family.values for family in families_of(run)}
+    finally:
+        server.stop()
+    return families["cpudist_meeting_refused"]
+
+
 def test_those_who_are_refused_are_named_once_and_all_counted(caplog):
     with kept(key=KEY) as (point, port):
         for _ in range(4):
             with pytest.raises(cpudist.AuthenticationError):
                 store_at(port, OTHER).check(["a"])
         assert refuses(point, 4)
+        assert shown_of(point) == {(): 4}
     told = [one.getMessage() for one in caplog.records if "refused" in one.getMessage()]
     assert len(told) == 1
     assert f"127.0.0.1:{port} refused 127.0.0.1:" in told[0]

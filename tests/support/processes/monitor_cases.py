@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = ROOT / "examples" / "monitoring" / "grafana.json"
 # Where a strategy, a snapshot, a cap or servers that come back have to be there.
 LATER = re.compile(
-    "cpudist_(collective|exchanges|snapshot|recover|rejoin|lost_)|_cap_bytes"
+    "cpudist_(collective|exchanges|snapshot|recover|rejoin|lost_|meeting)|_cap_bytes"
 )
 STEPS, SAMPLES = 4, 5
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
