@@ -442,7 +442,7 @@ class Unheard:
         number = self.store.add(key, amount)
         self.lost -= 1
         if self.lost >= 0:
-            raise OSError("the network was cut")
+            raise cpudist.OperationTimeoutError("the network was cut")
         return number
 
 
@@ -677,7 +677,7 @@ def test_ids_that_somebody_else_has_written_are_not_taken(store):
         separate_jobs.keep_id(store, made, words, 0)
     store.set("start", separate_jobs.AT_ONCE)
     with pytest.raises(cpudist.AuthenticationError, match="'start' is refused"):
-        separate_jobs.begin(made.apart, store, words, Client(), separate_jobs.TOGETHER)
+        separate_jobs.begin(store, words, Client(), separate_jobs.TOGETHER)
 
 
 def job_name(made):
@@ -703,18 +703,18 @@ class Starting(Board):
 def test_whoever_comes_first_says_for_all_how_a_run_starts(first):
     """One that waits for all at a barrier waits for those that go on, too."""
     clients = [Client() for _ in range(3)]
-    apart, store = job("a").apart, Starting()
-    separate_jobs.begin(apart, store, Words(), clients[0], first)
+    store = Starting()
+    separate_jobs.begin(store, Words(), clients[0], first)
     for one, how in zip(
         clients[1:], (separate_jobs.TOGETHER, separate_jobs.AT_ONCE), strict=True
     ):
-        separate_jobs.begin(apart, store, Words(), one, how)
+        separate_jobs.begin(store, Words(), one, how)
     wait = int(first == separate_jobs.TOGETHER)
     assert [one.barriers for one in clients] == [wait] * 3
 
 
 def test_who_joins_later_waits_for_nobody(store):
-    apart, late = job("a").apart, Client()
-    separate_jobs.begin(apart, store, Words(), Client(), separate_jobs.TOGETHER)
-    separate_jobs.begin(apart, store, Words(), late, separate_jobs.TOGETHER)
+    late = Client()
+    separate_jobs.begin(store, Words(), Client(), separate_jobs.TOGETHER)
+    separate_jobs.begin(store, Words(), late, separate_jobs.TOGETHER)
     assert late.barriers == 0

@@ -332,11 +332,8 @@ class Comeback:
         if int(run["run_id"]) == ends.run_id:
             # Also where the attempt fails: the next one has the next incarnation.
             unanswered, self._unanswered = self._unanswered, self._unanswered + 1
-            ends.incarnation = separate_jobs.guarded(
-                apart,
-                lambda: separate_jobs.next_incarnation(
-                    store, made, ends.incarnation, unanswered
-                ),
+            ends.incarnation = separate_jobs.next_incarnation(
+                store, made, ends.incarnation, unanswered
             )
             self._unanswered = 0
             return separate_jobs.connected(
@@ -351,17 +348,14 @@ class Comeback:
             )
         words = separate_jobs.words_of(made, run)
         self._unanswered = 0  # of the run of before
-        incarnation = separate_jobs.guarded(
-            apart,
-            lambda: separate_jobs.keep_id(store, made, words, numbers.trainer_rank),
-        )
+        incarnation = separate_jobs.keep_id(store, made, words, numbers.trainer_rank)
         found, client = separate_jobs.connected(
             made, numbers, run, incarnation, connect_s
         )
         try:
             if numbers.trainer_rank < numbers.trainer_count:
                 how = separate_jobs.AT_ONCE
-                separate_jobs.begin(apart, store, words, client, how)
+                separate_jobs.begin(store, words, client, how)
         except BaseException as error:
             client.abort(f"the servers went again: {describe(error)}")
             raise

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_cpudist import _core
 from torch_cpudist.backends.meeting import whole
@@ -26,7 +26,6 @@ from torch_cpudist.errors import (
     AddressError,
     ConfigMismatchError,
     ConfigurationError,
-    Error,
     FencedError,
     OperationTimeoutError,
 )
@@ -46,7 +45,6 @@ from torch_cpudist.machine import host
 from torch_cpudist.settings.jobs import SeparateJob
 from torch_cpudist.settings.words import Words
 
-T = TypeVar("T")
 _PAUSE_S = 0.1
 # A rank that claimed its job's ids and died before it wrote them down.
 _CLAIM_S = 10.0
@@ -146,9 +144,7 @@ def _train(
     with StartGuard(rendezvous.remaining_s(), nobody, rendezvous.lost) as guard:
         store, run = meet(made, apart, rendezvous.remaining_s, guard)
         words = words_of(made, run)
-        rank, incarnation = guarded(
-            apart, lambda: claim(store, made, words, rendezvous.remaining_s())
-        )
+        rank, incarnation = claim(store, made, words, rendezvous.remaining_s())
     numbers = Numbers(
         role="trainer",
         trainer_rank=rank,
@@ -167,7 +163,7 @@ def _train(
                 )
                 break
             except FencedError as error:
-                incarnation = _outbid(store, made, apart, incarnation, error)
+                incarnation = _outbid(store, made, incarnation, error)
             if rendezvous.remaining_s() <= 0:
                 raise OperationTimeoutError(
                     f"somebody else took every number of trainer {rank}'s starts, up "
@@ -177,7 +173,7 @@ def _train(
         if incarnation > 1:
             logger.info("trainer %d is back, incarnation %d", rank, incarnation)
         if rank < numbers.trainer_count:
-            begin(apart, store, words, client, TOGETHER)
+            begin(store, words, client, TOGETHER)
     rendezvous.roll.come_in()
     return numbers, ends
 
@@ -185,7 +181,6 @@ def _train(
 def _outbid(
     store: WordStore,
     made: Environment,
-    apart: SeparateJob,
     incarnation: int,
     error: FencedError,
 ) -> int:
@@ -197,12 +192,12 @@ def _outbid(
         FencedError: this trainer was started again meanwhile.
     """
     name = f"started/{_job_of(made)}/{made.rank}"
-    if guarded(apart, lambda: store.add(name, 0)) > incarnation:
+    if store.add(name, 0) > incarnation:
         raise error
     logger.warning("%s. This process takes a later number.", str(error).rstrip("."))
     time.sleep(_PAUSE_S)  # for servers, whose bound grows with time
     more = max(error.incarnation - incarnation, 0) + 1
-    counted = guarded(apart, lambda: store.add(name, more))
+    counted = store.add(name, more)
     return whole("its incarnation", counted, 1, _INCARNATION_MAX)
 
 
@@ -211,16 +206,13 @@ def words_of(made: Environment, run: dict[str, Any]) -> Words:
     return Words(made.secret, f"run {run['run_id']}")
 
 
-def begin(
-    apart: SeparateJob, store: WordStore, words: Words, client: _core.Client, how: str
-) -> None:
+def begin(store: WordStore, words: Words, client: _core.Client, how: str) -> None:
     """Meets the others, where the run has not started yet.
 
     Only at the start: who joins later waits for nobody. Whoever comes first says how
     it starts, for all: else one would wait at a barrier to which others do not come.
 
     Args:
-        apart: what it says of this trainer's job.
         store: of the run.
         words: of the run.
         client: of this trainer.
@@ -231,12 +223,12 @@ def begin(
         AuthenticationError: somebody without the key has written there.
         PeerLostError, OperationTimeoutError: trainers or servers did not come.
     """
-    if guarded(apart, lambda: store.check(["started"])):
+    if store.check(["started"]):
         return
-    first = guarded(apart, lambda: _said_first(store, words, "start", how))
+    first = _said_first(store, words, "start", how)
     if first == TOGETHER:
         client.barrier()
-    guarded(apart, lambda: store.set("started", "1"))
+    store.set("started", "1")
 
 
 def _said_first(store: WordStore, words: Words, name: str, text: str) -> str:
@@ -272,7 +264,7 @@ def meet(
     store = MeetingStore(apart, made.secret, remaining_s)
     if guard is not None:
         guard.ends(store.end)
-    found = guarded(apart, lambda: store.get(_RUN))
+    found = store.get(_RUN)
     run = run_of(Words(made.secret).read(_RUN, found))
     _check_run(made, apart, run)
     return store, run
@@ -319,23 +311,6 @@ def connected(
     return ends, client
 
 
-def guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
-    """What ``action`` has of the words there.
-
-    Raises:
-        AddressError: this process could not ask: it has no thread or memory left.
-        Error: what ``action`` says of what is there.
-    """
-    try:
-        return action()
-    except Error:
-        raise
-    except (RuntimeError, OSError) as error:
-        raise AddressError(
-            f"the store at {apart.where} failed: {error}. Does server 0 still run?"
-        ) from error
-
-
 def _check_run(made: Environment, apart: SeparateJob, run: dict[str, Any]) -> None:
     mine = _settings(made)
     if apart.trainers:
@@ -347,7 +322,7 @@ def _check_run(made: Environment, apart: SeparateJob, run: dict[str, Any]) -> No
         if ours != theirs:
             raise ConfigMismatchError(
                 f"{name}: {ours} on this trainer, {theirs} on the servers at "
-                f"{apart.where}. Set it to the same value in every apart."
+                f"{apart.where}. Set it to the same value in both jobs."
             )
 
 

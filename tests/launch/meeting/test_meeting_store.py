@@ -279,6 +279,17 @@ def test_a_word_that_is_too_long_is_not_sent():
             store_at(port).set("a", "x" * 70_000)
 
 
+def test_without_a_thread_for_it_the_limit_to_raise_is_named(monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    with kept() as (_, port):
+        store = store_at(port)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(cpudist.AddressError, match="no thread left"):
+            store.get("a")
+
+
 def test_a_name_that_does_not_resolve_is_said():
     with pytest.raises(cpudist.AddressError, match="does not resolve"):
         store_at(1, host="no host.invalid").check(["run"])

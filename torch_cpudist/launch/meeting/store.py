@@ -237,7 +237,13 @@ class MeetingStore:
                 failed.append(error)
 
         thread = threading.Thread(target=look_up, name="cpudist-names", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise AddressError(
+                f"{self._apart.where} cannot be asked: {error}. This process has no "
+                "thread left (ulimit -u, the container's limit of processes)."
+            ) from error
         while thread.is_alive():
             thread.join(_SLICE_S)
             if thread.is_alive() and not may_wait():
