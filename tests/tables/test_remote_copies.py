@@ -9,12 +9,14 @@ import pickle
 
 import pytest
 import torch
-from remote_cases import ROWS, remote, rows_now, wrap
+from remote_cases import DIM, ROWS, remote, remote_embedding, rows_now, wrap
 from table_cases import alone
 from torch import nn
 
+import torch_cpudist as cpudist
 from torch_cpudist import _core
 from torch_cpudist.tables.initial import salt_of
+from torch_cpudist.tables.remote_weight import table_of
 
 
 def deep(first):
@@ -90,6 +92,55 @@ def test_copies_of_models_and_saved_ones_begin_as_these_whatever_they_are_called
         for rows in rows_of(one).values():
             assert torch.equal(rows, first)
             assert torch.equal(rows, second)
+
+
+def refused(model):
+    """What wrapping it says."""
+    with pytest.raises(cpudist.RemoteTableError, match="none here to begin") as told:
+        wrap(model)
+    assert "shard_tables(model, remote=['weight'], initial=" in str(told.value)
+    return str(told.value)
+
+
+def test_copies_of_stored_tables_are_told_that_the_original_has_the_rows():
+    model = cpudist.shard_tables(nn.Embedding(ROWS, DIM), ROWS, remote=True)
+    values = table_of(model.weight).values.clone()
+    before = copy.deepcopy(model)
+
+    def body():
+        optimizer = wrap(model)
+        made = copy.deepcopy(model)
+        for one in (made, copy.deepcopy(made)):
+            said = refused(one)
+            assert "the model that this one is a copy of, which is open" in said
+            assert "closed" not in said
+            assert "train and look up the original itself" in said
+        saved = pickle.loads(pickle.dumps(model))  # noqa: S301
+        said = refused(saved)
+        assert "the optimizer of the model that was saved" in said
+        assert "closed" not in said
+        optimizer.close()
+        assert "which is open" not in refused(made)
+        assert "an optimizer that is closed" in refused(model)
+        # The ways out that it names.
+        assert torch.equal(rows_now(wrap(before))["weight"], values)
+        cpudist.shard_tables(made, remote=["weight"], initial=cpudist.Constant(2))
+        assert rows_now(wrap(made))["weight"].eq(2).all()
+
+    alone(body)
+
+
+def test_lookups_in_a_copy_are_told_of_the_original():
+    model = remote_embedding()
+
+    def body():
+        wrap(model)
+        with pytest.raises(cpudist.RemoteTableError, match="Wrap the opt") as told:
+            copy.deepcopy(model)(torch.tensor([1]))
+        assert "a copy of table 'weight' of 40 rows on the servers" in str(told.value)
+        assert "looked up in the original" in str(told.value)
+
+    alone(body)
 
 
 @pytest.mark.parametrize("name", ["weight", "a.weight", "größe.weight"])

@@ -26,6 +26,7 @@ from torch_cpudist.tables.local import (
     plain_class,
     torch_class,
 )
+from torch_cpudist.tables.remote_table import RemoteTable
 from torch_cpudist.tables.remote_weight import is_remote, table_of
 
 FROZEN_OBSTACLE = (
@@ -176,13 +177,29 @@ def _check_remote(table: FoundTable) -> None:
             "files, which nobody trains. Call close() of what load_for_inference has "
             "returned first; its rows then begin anew."
         )
-    if table_of(table.weight).stored:
+    known = table_of(table.weight)
+    if known.stored:
         raise RemoteTableError(
-            f"remote table {table.name!r}: the rows that it had were stored on servers "
-            "by an optimizer that is closed, and there are none to begin with again. "
-            "Build the model anew, or say how rows begin: cpudist.shard_tables(model, "
-            f"remote=[{table.name!r}], initial=cpudist.Normal(...))."
+            f"remote table {table.name!r}: the rows that it had were stored on the "
+            f"servers of {known.whose_rows()}, and there are none here to begin with "
+            f"again. {_way_out(table, known)}"
         )
+
+
+def _way_out(table: FoundTable, known: RemoteTable) -> str:
+    """What to do about a table whose rows were stored for somebody else."""
+    anew = (
+        f"say how rows begin: cpudist.shard_tables(model, remote=[{table.name!r}], "
+        "initial=cpudist.Normal(...))"
+    )
+    if known.origin is None and not known.loaded:
+        return f"Build the model anew, or {anew}."
+    return (
+        "A copy has no rows: train and look up the original itself; copy it before its "
+        f"optimizer is wrapped; or, for a copy that trains by itself, {anew}, and then "
+        "opt.resume(...) where a snapshot of the original is to go on. To use its rows "
+        "without training: cpudist.export and cpudist.load_for_inference."
+    )
 
 
 def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:

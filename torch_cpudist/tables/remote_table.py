@@ -53,6 +53,7 @@ class RemoteTable:
         exported: an export answers its lookups now.
         told: it was said that rows are in no ``state_dict()``.
         origin: of whose rows these are a copy; servers make rows by names, too.
+        loaded: from what ``torch.save`` or pickle has saved.
         undecided: ``remote_tables(names=)`` has it, and knows no name of it yet.
     """
 
@@ -82,6 +83,7 @@ class RemoteTable:
         self.stored = False
         self.undecided = False
         self.origin: RemoteTable | None = None
+        self.loaded = False
 
     def copy(self) -> RemoteTable:
         """One of its own that begins alike."""
@@ -108,6 +110,15 @@ class RemoteTable:
         named = f"table {self.name!r}" if self.name else "a table"
         size = "any key" if self.open is not None else f"{self.rows} rows"
         return f"{named} of {size} on the servers"
+
+    def whose_rows(self) -> str:
+        """For messages: whose optimizer has the rows that are not here."""
+        if self.origin is None:
+            if not self.loaded:
+                return "an optimizer that is closed"
+            return "the optimizer of the model that was saved, which this one is not"
+        now = ", which is open" if self.origin.wrapped else ""
+        return f"the optimizer of the model that this one is a copy of{now}"
 
     def check_unwrapped(self, what: str) -> None:
         """Refuses a write to what servers hold."""

@@ -136,7 +136,7 @@ def rebuilt(
 ) -> RemoteWeight:
     """What ``torch.save`` has saved of a remote weight, unwrapped."""
     table = RemoteTable(rows, dim, Program(steps, overrides, seed), values, open)
-    table.name, table.stored = name, stored
+    table.name, table.stored, table.loaded = name, stored, True
     made = weight_of(table)
     return as_parameter(made, trained) if parameter else made
 
@@ -297,26 +297,36 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
             "shard_tables(model, remote=[...], initial=cpudist.Normal(std=0.01))."
         )
     if name in ("embedding", "embedding_bag") and not table.wrapped:
-        frozen = ""
-        if isinstance(weight, nn.Parameter) and not weight.requires_grad:
-            frozen = (
-                " It is frozen (requires_grad=False), and servers have the rows of "
-                "what an optimizer trains only: call weight.requires_grad_(True) "
-                "before wrapping, in a parameter group with lr=0 where rows are to "
-                "stay as they are."
-            )
-        return RemoteTableError(
-            f"{table.describe()} was looked up, but no DistributedOptimizer trains it: "
-            f"its rows come from the servers.{frozen} Wrap the optimizer that has its "
-            "weight before the first lookup; a copy of a wrapped model, or one whose "
-            "optimizer is closed, has none."
-        )
+        return _untrained(weight)
     return RemoteTableError(
         f"{name} of the weight of {table.describe()}: its rows are not here. Look rows "
         "up through the nn.Embedding or nn.EmbeddingBag that has the weight, and take "
         f"penalties over the rows that were looked up. {BY_THE_SERVERS} Or keep the "
         "table on the trainers too (leave it out of remote_tables and shard_tables("
         "remote=))."
+    )
+
+
+def _untrained(weight: RemoteWeight) -> RemoteTableError:
+    """The error for a lookup of a table that no optimizer trains."""
+    table = weight._cpudist_table
+    why = "its rows come from the servers."
+    if isinstance(weight, nn.Parameter) and not weight.requires_grad:
+        why += (
+            " It is frozen (requires_grad=False), and servers have the rows of what an "
+            "optimizer trains only: call weight.requires_grad_(True) before wrapping, "
+            "in a parameter group with lr=0 where rows are to stay as they are."
+        )
+    if table.origin is not None and table.origin.wrapped:
+        why += (
+            f" It is a copy of {table.origin.describe()}, whose optimizer is open: "
+            "rows that were trained are looked up in the original, and elsewhere after "
+            "cpudist.export and cpudist.load_for_inference."
+        )
+    return RemoteTableError(
+        f"{table.describe()} was looked up, but no DistributedOptimizer trains it: "
+        f"{why} Wrap the optimizer that has its weight before the first lookup; a copy "
+        "of a wrapped model, or one whose optimizer is closed, has none."
     )
 
 
