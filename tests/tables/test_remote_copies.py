@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import pickle
 
 import pytest
@@ -141,6 +143,50 @@ def test_lookups_in_a_copy_are_told_of_the_original():
         assert "looked up in the original" in str(told.value)
 
     alone(body)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("data", [False, True])
+def test_weights_without_rows_are_not_loaded_over_others(assign, data):
+    model, static = remote_embedding(), nn.Embedding(ROWS, DIM)
+    weight = static.weight
+    rows = weight.detach().clone()
+    state = {"weight": model.weight.data if data else model.weight}
+    with pytest.raises(RuntimeError, match=r"rows are not here|has no rows") as told:
+        static.load_state_dict(state, assign=assign)
+    assert "table 'weight' of 40 rows on the servers" in str(told.value)
+    assert "cpudist.export and cpudist.load_for_inference" in str(told.value)
+    assert "initialiser" not in str(told.value)
+    assert static.weight is weight
+    assert torch.equal(weight, rows)
+    # What has no rows either is no loss.
+    remote_embedding().load_state_dict(state, assign=assign)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_states_without_rows_say_so_where_a_static_table_is_loaded(strict, caplog):
+    state = nn.Sequential(remote_embedding()).state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    static = cpudist.shard_tables(nn.Sequential(nn.Embedding(ROWS, DIM)), ROWS)
+
+    def body():
+        wrap(static)
+        if strict:
+            with pytest.raises(RuntimeError, match=r'Missing key.*"0\.weight"'):
+                static.load_state_dict(state)
+        else:
+            static.load_state_dict(state, strict=False)
+            static.load_state_dict(static.state_dict(), strict=False)
+
+    with caplog.at_level(logging.WARNING, logger="torch_cpudist"):
+        alone(body)
+    said = [r.getMessage() for r in caplog.records if "has no rows" in r.message]
+    assert len(said) == 1
+    assert "'0.weight' is remote" in said[0]
+    assert "opt.load_snapshot" in said[0]
 
 
 @pytest.mark.parametrize("name", ["weight", "a.weight", "größe.weight"])

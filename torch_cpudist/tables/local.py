@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import nn
 
+from torch_cpudist.log import logger
 from torch_cpudist.machine import staging
 from torch_cpudist.tables import lookup_ops  # noqa: F401  (registers the ops)
 from torch_cpudist.tables.binding import TableBinding
@@ -26,6 +27,7 @@ from torch_cpudist.tables.remote_lookup import (
     RemoteEmbeddingBag,
     handle_in_graph,
 )
+from torch_cpudist.tables.remote_table import LEFT_OUT, ROWS_ELSEWHERE
 from torch_cpudist.tables.staged import (
     StagedEmbedding,
     StagedEmbeddingBag,
@@ -51,6 +53,22 @@ class _OnServers:
             self._cpudist_binding.read()
         with as_it_stands():
             super()._save_to_state_dict(*arguments)  # type: ignore[misc]
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: Any, *rest: Any
+    ) -> None:
+        """Says whose rows a state has not, which ``strict=False`` would load as any."""
+        name = self._cpudist_binding.name
+        absent = prefix + "weight" not in state
+        left_out = absent and "weight" in metadata.get(LEFT_OUT, ())
+        if left_out and not self._cpudist_binding.remote:
+            logger.warning(
+                "load_state_dict: the state is of a model whose table %r is remote and "
+                "has no rows for it: those of this model stay as they are. %s",
+                name,
+                ROWS_ELSEWHERE,
+            )
+        super()._load_from_state_dict(state, prefix, metadata, *rest)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """As torch's, which formats the weight and throws that away for bags."""

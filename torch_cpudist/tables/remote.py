@@ -24,7 +24,7 @@ from torch_cpudist.tables import (  # noqa: F401  (register themselves)
     remote_initialisers,
 )
 from torch_cpudist.tables.initial import Program
-from torch_cpudist.tables.remote_table import RemoteTable
+from torch_cpudist.tables.remote_table import LEFT_OUT, ROWS_ELSEWHERE, RemoteTable
 from torch_cpudist.tables.remote_weight import (
     RemoteWeight,
     become_local,
@@ -36,6 +36,9 @@ from torch_cpudist.tables.remote_weight import (
 
 _entered = threading.local()
 _HOLDERS = (nn.ParameterList, nn.ParameterDict)
+# What assigns a loaded parameter, and the calls from there to the hooks of parameters.
+_LOADING = nn.Module._load_from_state_dict.__code__
+_FRAMES_OF_ASSIGNMENT = 6
 _MAKERS = {nn.Embedding.__init__.__code__, nn.EmbeddingBag.__init__.__code__}
 
 
@@ -366,7 +369,29 @@ def _on_parameter(owner: nn.Module, name: str, parameter: Any) -> None:
     if tree is not None:
         tree.add_parameter(owner)
     if is_remote(parameter):
+        _check_not_assigned(owner, name, parameter)
         keep_out_of_state(owner)
+
+
+def _check_not_assigned(owner: nn.Module, name: str, weight: torch.Tensor) -> None:
+    """Refuses ``load_state_dict(assign=True)`` of a weight without rows over others.
+
+    Raises:
+        RemoteTableError: it is called now.
+    """
+    if is_remote(owner._parameters.get(name)):
+        return
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_OF_ASSIGNMENT):
+        if frame is None:
+            return
+        if frame.f_code is _LOADING:
+            raise RemoteTableError(
+                f"load_state_dict(assign=True) was given the weight of "
+                f"{table_of(weight).describe()}, which has no rows here, for {name!r}, "
+                f"whose rows are on this trainer. {ROWS_ELSEWHERE}"
+            )
+        frame = frame.f_back
 
 
 # For the life of the process: torch goes through its hooks in every thread that builds
@@ -392,6 +417,7 @@ def _leave_out(
         if not is_remote(parameter) or prefix + name not in state:
             continue
         del state[prefix + name]
+        metadata.setdefault(LEFT_OUT, []).append(name)
         table = table_of(parameter)
         if not table.told:
             table.told = True

@@ -11,6 +11,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from torch_cpudist.errors import RemoteTableError
+from torch_cpudist.tables.remote_table import ROWS_ELSEWHERE
 from torch_cpudist.tables.remote_weight import (
     BY_THE_SERVERS,
     WAYS,
@@ -19,8 +20,10 @@ from torch_cpudist.tables.remote_weight import (
     Way,
     find,
     marked,
+    name_of,
     plainly,
     refusal,
+    table_of,
     weight_of,
 )
 from torch_cpudist.tables.weight import Function, as_it_stands
@@ -93,21 +96,21 @@ def _converting(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 def _setting_data(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``weight.data = other``."""
-    weight, other = args
-    if not isinstance(other, RemoteWeight):
-        if isinstance(weight, RemoteWeight):
-            raise refusal(torch.Tensor.copy_, weight)
-        raise refusal(func, other)
-    _take_over(weight, other)
+    _take_over(func, *args)
     return None
 
 
-def _take_over(weight: Any, other: Any) -> None:
+def _take_over(func: Function, weight: Any, other: Any) -> None:
     """Makes the rows of one begin as those of another, which changes nothing of it."""
-    if not (isinstance(weight, RemoteWeight) and isinstance(other, RemoteWeight)):
-        raise refusal(torch.Tensor.copy_, find((weight, other)))
+    if not isinstance(weight, RemoteWeight):
+        raise RemoteTableError(
+            f"{name_of(func)} of the weight of {table_of(other).describe()} into "
+            f"another: its rows are not here to be read. {ROWS_ELSEWHERE}"
+        )
+    if not isinstance(other, RemoteWeight):
+        raise refusal(func, weight)
     if weight._cpudist_rows is not None or other._cpudist_rows is not None:
-        raise refusal(torch.Tensor.copy_, weight)
+        raise refusal(func, weight)
     mine, theirs = weight._cpudist_table, other._cpudist_table
     if mine is theirs:
         return
@@ -123,7 +126,7 @@ def _take_over(weight: Any, other: Any) -> None:
 
 def _copying_in(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``weight.copy_(other)``."""
-    _take_over(args[0], args[1])
+    _take_over(func, args[0], args[1])
     return args[0]
 
 

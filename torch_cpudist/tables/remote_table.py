@@ -18,6 +18,14 @@ _MOST_ELEMENTS = 2**60
 # What the weight of a table of any key says it has, as a tensor has to have a shape.
 _NOMINAL_ROWS = 2**54
 
+# In the metadata of a state_dict: the weights of a module that are not in it.
+LEFT_OUT = "cpudist_remote"
+#: Where rows that no state_dict has come from; ends a message.
+ROWS_ELSEWHERE = (
+    "Rows go from one model to another by snapshots (opt.resume, opt.load_snapshot), "
+    "and to a process without servers by cpudist.export and cpudist.load_for_inference."
+)
+
 
 def nominal_rows(dim: int) -> int:
     """The rows that the weight of a table of any key says it has."""

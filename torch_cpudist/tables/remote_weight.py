@@ -250,7 +250,7 @@ def _called(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     raise refusal(torch.Tensor.copy_ if writes else func, find((args, kwargs)))
 
 
-def _name_of(func: Function) -> str:
+def name_of(func: Function) -> str:
     """Of a function, or of the attribute that is read or set."""
     name = getattr(func, "__name__", repr(func))
     if name in ("__get__", "__set__", "__delete__"):
@@ -271,7 +271,7 @@ _AVERAGING = frozenset({"lerp", "lerp_", "_foreach_lerp", "_foreach_lerp_"})
 def refusal(func: Function, weight: RemoteWeight) -> Exception:
     """The error for a function that needs rows, or that writes what servers cannot."""
     table = weight._cpudist_table
-    name = _name_of(func)
+    name = name_of(func)
     if table.undecided:
         kind = UnsupportedModelError if is_in_place(name) else RemoteTableError
         return kind(
