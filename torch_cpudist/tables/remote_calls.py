@@ -65,7 +65,7 @@ def _new(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     size = args[1:] or (kwargs.get("size", ()),)
     flat = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
     if flat and flat[0] == weight._cpudist_table.rows:
-        raise refusal(torch.Tensor.copy_, weight)  # for values to be copied from
+        raise refusal(func, weight, writes=True)  # for values to be copied from
     return plainly(func, args, kwargs)
 
 

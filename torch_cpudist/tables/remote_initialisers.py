@@ -19,6 +19,7 @@ from torch_cpudist.tables.remote_weight import (
     Way,
     find,
     marked,
+    name_of,
     refusal,
 )
 from torch_cpudist.tables.weight import Function, as_it_stands
@@ -33,19 +34,20 @@ def _number(func: Function, weight: RemoteWeight, value: Any) -> float:
 
 
 def _record(
+    func: Function,
     weight: RemoteWeight,
     steps: Sequence[Step],
     generator: torch.Generator | None = None,
 ) -> RemoteWeight:
     """Adds operations over all rows, or a constant for the weight's own."""
     table = weight._cpudist_table
-    table.check_unwrapped(steps[0][0])
+    table.check_unwrapped(name_of(func))
     part = weight._cpudist_rows
     if part is not None:
         if [step[0] for step in steps] != ["fill"]:
-            raise refusal(torch.Tensor.copy_, weight)
+            raise refusal(func, weight, writes=True)
         if table.values is not None:
-            raise refusal(torch.Tensor.copy_, weight)
+            raise refusal(func, weight, writes=True)
         constant = steps[0][1]
         if table.open is not None:
             table.program = table.program.with_key(part[0], constant)
@@ -56,7 +58,7 @@ def _record(
     for step in steps:
         program = program.then(step, generator)
     if table.values is not None and steps[0][0] not in ("normal", "uniform", "fill"):
-        raise refusal(torch.Tensor.copy_, weight)
+        raise refusal(func, weight, writes=True)
     table.begin_with(program)
     return weight
 
@@ -78,7 +80,7 @@ def _recording(
             for key, default in zip(given, defaults, strict=True)
         ]
         step: Step = (name, *numbers, *[0.0] * (2 - len(numbers)))  # type: ignore[assignment]
-        return _record(weight, [step], told.get("generator"))
+        return _record(func, weight, [step], told.get("generator"))
 
     return record
 
@@ -91,7 +93,7 @@ def _scaling(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     number = _number(func, weight, args[1])
     if func.__name__ == "div_" and number == 0.0:
         raise refusal(func, weight)
-    return _record(weight, [_SCALED[func.__name__](number)])
+    return _record(func, weight, [_SCALED[func.__name__](number)])
 
 
 def _clamping(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -110,7 +112,7 @@ def _clamping(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     upper = most if high is None else _number(func, weight, high)
     lower = -most if low is None else _number(func, weight, low)
     # Where they cross, torch takes the upper one.
-    return _record(weight, [("clamp", min(lower, upper), upper)])
+    return _record(func, weight, [("clamp", min(lower, upper), upper)])
 
 
 def _kaiming_uniform(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -121,7 +123,7 @@ def _kaiming_uniform(func: Function, args: Any, kwargs: Mapping[str, Any]) -> An
         kwargs.get("nonlinearity", "leaky_relu"), kwargs.get("a", 0)
     )
     bound = float(3.0**0.5 * gain / fan**0.5)
-    return _record(weight, [("uniform", -bound, bound)], kwargs.get("generator"))
+    return _record(func, weight, [("uniform", -bound, bound)], kwargs.get("generator"))
 
 
 # torch draws again what falls outside of the bounds, which needs the values.
@@ -141,7 +143,7 @@ def _in_trunc_normal(
     if name in ("normal_", "uniform_"):
         steps = truncated_normal(mean, std, low, high)
         # torch goes on with the stand-in: it must not draw from the caller's generator.
-        _record(weight, steps, told.get("generator"))
+        _record(func, weight, steps, told.get("generator"))
         return torch.full((1, 1), min(max(mean, low), high), device="cpu")
     stand_in = torch.full((1, 1), min(max(mean, low), high), device="cpu")
 
@@ -244,7 +246,7 @@ def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     for begin, end in parts:
         with as_it_stands():
             some = marked(weight.detach(), table, (begin, end))
-        _record(some, [("fill", number, 0.0)])
+        _record(func, some, [("fill", number, 0.0)])
     return None
 
 

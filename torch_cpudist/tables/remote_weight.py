@@ -247,7 +247,7 @@ def _called(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if blind(func):
         return plainly(func, args, kwargs)
     writes = "out" in kwargs and isinstance(kwargs["out"], RemoteWeight)
-    raise refusal(torch.Tensor.copy_ if writes else func, find((args, kwargs)))
+    raise refusal(func, find((args, kwargs)), writes)
 
 
 def name_of(func: Function) -> str:
@@ -268,12 +268,19 @@ def plainly(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 _AVERAGING = frozenset({"lerp", "lerp_", "_foreach_lerp", "_foreach_lerp_"})
 
 
-def refusal(func: Function, weight: RemoteWeight) -> Exception:
-    """The error for a function that needs rows, or that writes what servers cannot."""
+def refusal(func: Function, weight: RemoteWeight, writes: bool = False) -> Exception:
+    """The error for a function that needs rows, or that writes what servers cannot.
+
+    Args:
+        func: what was called.
+        weight: that it was called on, or some of its rows.
+        writes: it does, as its name does not say.
+    """
     table = weight._cpudist_table
     name = name_of(func)
+    writes = writes or is_in_place(name) or name in ("__setitem__", "data")
     if table.undecided:
-        kind = UnsupportedModelError if is_in_place(name) else RemoteTableError
+        kind = UnsupportedModelError if writes else RemoteTableError
         return kind(
             f"{name} of the weight of an embedding of {table.rows} rows that is built "
             "in remote_tables(names=): whether a pattern fits it is decided when the "
@@ -285,12 +292,13 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
         return RemoteTableError(
             f"{name} on {table.describe()}: its rows are not here. {BY_THE_SERVERS}"
         )
-    if is_in_place(name) or name in ("__setitem__", "data"):
+    if writes:
         table.check_unwrapped(name)
+        some = "" if weight._cpudist_rows is None else "rows of "
         return UnsupportedModelError(
-            f"{name} on {table.describe()} is no initialiser that servers can do by "
-            "key: they do normal_, uniform_, fill_, zero_, mul_, add_, sub_, div_ by "
-            "numbers, clamp_, erfinv_, and constants for single rows (and what "
+            f"{name} on {some}{table.describe()} is no initialiser that servers can do "
+            "by key: they do normal_, uniform_, fill_, zero_, mul_, add_, sub_, div_ "
+            "by numbers, clamp_, erfinv_, and constants for single rows (and what "
             "torch.nn.init makes of these). For values of your own build the table as "
             "a static one and pass the model to cpudist.shard_tables(model, "
             "remote=[...]), which stores and frees it; or replace the initialiser: "
