@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from collections import Counter
 
 import pytest
@@ -246,3 +248,35 @@ def test_an_empty_parameter_is_left_alone():
         assert float(model.scalar) == 0.5
 
     run(body, 2)
+
+
+@pytest.mark.parametrize("strategy", [None, cpudist.AllReduce()])
+@pytest.mark.parametrize("kind", ["remote", "sparse", "dense", "parameter"])
+def test_names_that_no_bytes_stand_for_are_refused(kind, strategy):
+    model, name = nn.Module(), "a\ud800"
+    with cpudist.remote_tables(min_rows=40):
+        model.last = nn.Embedding(40, 2)
+        if kind == "remote":
+            setattr(model, name, nn.Embedding(40, 2))
+    if kind == "sparse":
+        setattr(model, name, nn.Embedding(40, 2, sparse=True))
+    if kind == "dense":
+        setattr(model, name, nn.Linear(2, 2))
+    if kind == "parameter":
+        model.register_parameter(name, nn.Parameter(torch.zeros(2)))
+
+    def body(context):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(cpudist.UnsupportedModelError) as told:
+            cpudist.DistributedOptimizer(optimizer, model, strategy)
+        assert "parameter 'a\\ud800" in str(told.value)
+        assert "another name" in str(told.value)
+
+    run(body, 1)
+
+
+def test_copies_of_what_has_a_name_without_bytes_can_be_saved():
+    with cpudist.remote_tables(min_rows=40):
+        model = nn.ModuleDict({"a\ud800": nn.Embedding(40, 2)})
+    made = pickle.loads(pickle.dumps(copy.deepcopy(model)))  # noqa: S301
+    assert list(made) == ["a\ud800"]

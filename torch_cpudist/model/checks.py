@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -73,6 +73,23 @@ def check_owned(model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
             apart,
             len(trained),
         )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuses names of parameters that cannot travel.
+
+    Raises:
+        UnsupportedModelError: one has half of a surrogate pair.
+    """
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedModelError(
+                f"parameter {name!r}: its name has a lone surrogate, which UTF-8 has "
+                "no bytes for, and names go to servers and into files as UTF-8. "
+                "Register the module or parameter under another name."
+            ) from None
 
 
 def check_initialized(name: str, parameter: nn.Parameter) -> None:

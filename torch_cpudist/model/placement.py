@@ -25,6 +25,7 @@ from torch_cpudist.model.checks import (
     check_dense,
     check_dense_embeddings,
     check_initialized,
+    check_names,
     check_no_table,
     check_owned,
     check_plain,
@@ -321,6 +322,7 @@ def place(
             ordered.append(parameter)
     check_owned(model, ordered)
     found = find_tables(model, set(group_of))
+    check_names([*(t.name for t in found), *(names[id(p)] for p in ordered)])
     tables = [
         PlacedTable(i, table, group_of[id(table.weight)])
         for i, table in enumerate(found)

@@ -44,7 +44,8 @@ _BITS = 2**64 - 1
 def salt_of(name: str) -> int:
     """What the name of a table adds to its seed; ``table_salt`` in csrc/kernels."""
     mixed = 0xCBF29CE484222325
-    for letter in name.encode():
+    # A copy can be made of what no server takes.
+    for letter in name.encode(errors="surrogatepass"):
         mixed = (mixed ^ letter) * 0x100000001B3 & _BITS
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ mixed >> shift) * factor & _BITS
