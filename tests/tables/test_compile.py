@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one compiler, which each test has to itself
 """Compiled models pull their rows too and train like one process.
 
 Each test compiles a plain copy first: a compiled graph of the plain class must not be
@@ -140,6 +141,41 @@ def test_equals_one_process(backend):
         train(compiled, optimizer, BATCHES, lambda m, b: m(b))
         optimizer.flush()
         assert largest_difference(copy_of(model), copy_of(plain)) <= 1e-6
+
+    alone(body)
+
+
+class Repeated(nn.Module):
+    """One weight that is looked up three times, by two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.word = embedding(padding_idx=1)
+        self.bag = bag(mode="sum")
+        self.bag.weight = self.word.weight
+
+    def forward(self, batch):
+        hidden = self.word(batch[:, 0]) * self.word(batch[:, 1]) + self.bag(batch)
+        return torch.tanh(hidden)
+
+
+@pytest.mark.parametrize("remote", [True, False])
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
+def test_one_weight_is_looked_up_several_times_in_one_graph(backend, remote):
+    def trained(compile_it):
+        model = cpudist.shard_tables(Repeated(), 1, remote=remote)
+        optimizer = wrap(model, adagrad(model))
+        made = torch.compile(model, backend=backend, fullgraph=True)
+        train(made if compile_it else model, optimizer, BATCHES, lambda m, b: m(b))
+        with torch.no_grad():
+            rows = model.word(torch.arange(ROWS)).clone()
+        optimizer.close()
+        return rows
+
+    def body():
+        # A backward of other code must not be found in the cache on the disk.
+        with torch._inductor.config.patch(force_disable_caches=True):
+            torch.testing.assert_close(trained(True), trained(False))
 
     alone(body)
 

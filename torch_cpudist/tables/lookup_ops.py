@@ -8,6 +8,7 @@ stands for a table whose module was given another weight.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ for _schema in (
     "lookup(Tensor weight, Tensor ids, int handle, int? padding_idx, bool keep=True) "
     "-> Tensor",
     "lookup_grad(Tensor grad, Tensor ids, SymInt rows, int? padding_idx) -> Tensor",
+    "add_grads(Tensor first, Tensor second) -> Tensor",
 ):
     _library.define(_schema)  # type: ignore[no-untyped-call]
 
@@ -91,9 +93,15 @@ def _lookup_grad_op(
     return sparse_gradient(flat, values, rows, padding_idx)
 
 
+def _add_grads_op(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The sum of two sparse gradients of one weight."""
+    return first + second
+
+
 _library.impl("pull", _pull_op, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("lookup", _lookup_op, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("lookup_grad", _lookup_grad_op, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("add_grads", _add_grads_op, "SparseCPU")  # type: ignore[no-untyped-call]
 
 
 @torch.library.register_fake("torch_cpudist::pull", lib=_library)  # type: ignore[untyped-decorator]
@@ -123,6 +131,59 @@ def _lookup_grad_fake(
     )
 
 
+@torch.library.register_fake("torch_cpudist::add_grads", lib=_library)  # type: ignore[untyped-decorator]
+def _add_grads_fake(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    # inductor asks with strided tensors: they are of the same shape.
+    device, dim = first.device, first.shape[1]
+    keys = torch.empty((1, 0), dtype=torch.int64, device=device)
+    values = torch.empty((0, dim), dtype=first.dtype, device=device)
+    return torch.sparse_coo_tensor(
+        keys, values, (first.shape[0], dim), check_invariants=False
+    )
+
+
+# By which a graph is traced, if one is.
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def _sums_as_ops() -> None:
+    """Has the graph that is traced add sparse gradients by an op of ours.
+
+    What torch's ``add`` gives for them inductor takes for strided, so that no weight
+    could be looked up twice in one graph; what an op of others gives it hands on.
+    """
+    mode: Any = torch._C._get_dispatch_mode(_PROXY)
+    table = getattr(mode, "decomposition_table", None)
+    add = torch.ops.aten.add.Tensor
+    # inductor's, and this graph's own.
+    if isinstance(table, dict) and add in table and not isinstance(table[add], _Sum):
+        table[add] = _Sum(table[add])
+
+
+class _Sum:
+    """How a graph adds: as before, but for sparse matrices of one shape."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self._before = before
+
+    def __call__(self, first: Any, second: Any, **options: Any) -> Any:
+        if not options and _is_gradient(first) and _is_gradient(second):
+            if first.shape == second.shape:
+                return torch.ops.torch_cpudist.add_grads(first, second)
+        return self._before(first, second, **options)
+
+
+def _is_gradient(value: Any) -> bool:
+    """Whether it is like the sparse gradient of a table."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_sparse
+        and value.is_cpu
+        and value.sparse_dim() == 1
+        and value.dense_dim() == 1
+    )
+
+
 def _save_for_grad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     weight, ids, _, ctx.padding_idx, _ = inputs
     ctx.save_for_backward(ids)
@@ -132,6 +193,7 @@ def _save_for_grad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 def _lookup_backward(
     ctx: Any, grad: torch.Tensor
 ) -> tuple[torch.Tensor, None, None, None, None]:
+    _sums_as_ops()
     (ids,) = ctx.saved_tensors
     result = torch.ops.torch_cpudist.lookup_grad(grad, ids, ctx.rows, ctx.padding_idx)
     return result, None, None, None, None
