@@ -16,6 +16,7 @@ from remote_cases import (
     rows_now,
     wrap,
 )
+from staging_cases import stage_always
 from table_cases import alone, sgd
 from torch import nn
 
@@ -221,3 +222,29 @@ def test_a_forward_of_the_users_own_stands_above():
 
     assert torch.equal(alone(body)[0], 2 * rows[1])
     assert type(model) is Scaled
+
+
+@pytest.mark.parametrize("form", ["remote", "static", "staged"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_ids_that_are_no_tensor_and_a_weight_that_is_gone_are_told_by_name(
+    kind, form, monkeypatch
+):
+    module = remote(lambda: kind(ROWS, DIM))
+    if form == "static":
+        module = kind(ROWS, DIM, sparse=True)
+    if form == "staged":
+        stage_always(monkeypatch)
+
+    def body():
+        wrap(module)
+        for ids in ([[1, 2]], torch.tensor([[1, 2]]).numpy()):
+            with pytest.raises(cpudist.IdTypeError) as told:
+                module(ids)
+            assert "'weight': ids must be a tensor" in str(told.value)
+            assert f"got {type(ids).__name__}" in str(told.value)
+        if form != "staged":
+            module.weight = None
+            with pytest.raises(cpudist.ModelChangedError, match="or none"):
+                module(torch.tensor([[1, 2]]))
+
+    alone(body)

@@ -72,10 +72,23 @@ def weight_replaced(name: str) -> ModelChangedError:
     """The error for a table whose module has another parameter as weight by now."""
     return ModelChangedError(
         f"table {name!r}: its module's weight is another parameter than the one that "
-        "its optimizer trains. load_state_dict(assign=True) replaces parameters: load "
-        "without assign and call opt.store_model(), or close() the "
+        "its optimizer trains, or none. load_state_dict(assign=True) replaces "
+        "parameters: load without assign and call opt.store_model(), or close() the "
         "DistributedOptimizer and build the optimizers anew."
     )
+
+
+def check_tensor(name: str, ids: object) -> None:
+    """Checks that what looks rows of the table ``name`` up is a tensor.
+
+    Raises:
+        IdTypeError: it is none.
+    """
+    if not isinstance(ids, torch.Tensor):
+        raise IdTypeError(
+            f"table {name!r}: ids must be a tensor of int64 or int32, got "
+            f"{type(ids).__name__}. Use torch.as_tensor(ids)."
+        )
 
 
 def check_kind(name: str, ids: torch.Tensor) -> None:
@@ -427,6 +440,7 @@ class TableBinding:
         self.check_not_traced()
         foreign.check_not_averaged(self.name, self.weight)
         self.check_weight(weight)
+        check_tensor(self.name, ids)
         given = foreign.whole(ids)
         return given, self.checked_ids(given)
 
@@ -456,6 +470,7 @@ class TableBinding:
 
     def on_host(self, ids: torch.Tensor) -> torch.Tensor:
         """The ids, copied if they are on the model's device: waits for what it does."""
+        check_tensor(self.name, ids)
         there = not ids.is_cpu and ids.device == self.device
         return ids.to(CPU) if there else ids
 

@@ -59,14 +59,14 @@ def check_not_exported(name: str, remote: bool) -> None:
         raise graph_without_pull(name, remote, "torch.export", "export")
 
 
-def check_own_weight(name: str, weight: torch.Tensor, remote: bool) -> None:
+def check_own_weight(name: str, weight: object, remote: bool) -> None:
     """Refuses a weight that was put in the place of a table's for one call.
 
     Raises:
         UnsupportedModelError: it is no parameter, as nobody but
             ``torch.func.functional_call`` and ``torch.fx`` leaves it.
     """
-    if isinstance(weight, nn.Parameter):
+    if weight is None or isinstance(weight, nn.Parameter):
         return
     if isinstance(weight, torch.fx.Proxy):
         raise graph_without_pull(

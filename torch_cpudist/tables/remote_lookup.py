@@ -19,6 +19,7 @@ from torch_cpudist.tables.binding import (
     FREQUENCY_OBSTACLE,
     MAX_NORM_OBSTACLE,
     TableBinding,
+    check_tensor,
 )
 from torch_cpudist.tables.foreign import check_not_exported
 from torch_cpudist.tables.remote_binding import RemoteBinding
@@ -127,18 +128,19 @@ def _only_autograd_is_told(ids: torch.Tensor) -> bool:
 def _looked_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     """Rows ``[*ids.shape, dim]`` whose gradient is the weight's sparse one."""
     weight = module.weight
-    keep = torch.is_grad_enabled() and weight.requires_grad
     if not torch.compiler.is_compiling():
         # Out of sight of the op.
         binding = module._cpudist_binding
         binding.check_not_traced()
         binding.check_weight(weight)
         if isinstance(binding, RemoteBinding) and _only_autograd_is_told(ids):
-            if not keep:
+            if not (torch.is_grad_enabled() and weight.requires_grad):
                 return _rows(binding, ids, weight, keep=False)
             return _Lookup.apply(  # type: ignore[no-any-return, no-untyped-call]
                 weight, ids, binding, module.padding_idx
             )
+        check_tensor(binding.name, ids)
+    keep = torch.is_grad_enabled() and weight.requires_grad
     return _lookup(  # type: ignore[no-any-return]
         weight, ids, handle_in_graph(module), module.padding_idx, keep
     )
@@ -158,6 +160,8 @@ def pooled(
         offsets: where bags begin, as torch takes them.
         per_sample_weights: as torch takes them.
     """
+    if not isinstance(ids, torch.Tensor):
+        check_tensor(module._cpudist_binding.name, ids)
     flat = ids.reshape(-1)
     count = flat.numel()
     places = torch.arange(count, dtype=ids.dtype, device=ids.device)
