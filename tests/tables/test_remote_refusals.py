@@ -192,6 +192,76 @@ def test_other_weights_in_the_place_of_the_table_are_refused():
     alone(body)
 
 
+def past_its_module(weight, ids):
+    return nn.functional.embedding(ids, weight)
+
+
+def by_another_module(weight, ids):
+    return nn.Embedding.from_pretrained(weight.data, freeze=False)(ids)
+
+
+def by_another_bag(weight, ids):
+    return nn.EmbeddingBag.from_pretrained(weight, freeze=False)(ids)
+
+
+@pytest.mark.parametrize("use", [past_its_module, by_another_module, by_another_bag])
+def test_lookups_past_the_modules_of_the_table_are_told_which_these_are(use):
+    model = remote_embedding()
+
+    def body():
+        wrap(model)
+        with pytest.raises(cpudist.RemoteTableError) as told:
+            use(model.weight, torch.tensor([[1, 2]]))
+        assert "a module that is not in the model of its optimizer" in str(told.value)
+        assert "module.weight = other.weight" in str(told.value)
+
+    alone(body)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_rows_that_are_copied_into_another_weight_are_told_where_they_are(wrapped):
+    """As whoever makes an embedding larger copies them."""
+    model, larger = remote_embedding(), nn.Embedding(2 * ROWS, DIM)
+    rows = larger.weight.detach().clone()
+
+    def body():
+        if wrapped:
+            wrap(model)
+        with pytest.raises(cpudist.RemoteTableError) as told:
+            larger.weight.data[:ROWS] = model.weight.data[:ROWS]
+        assert "__setitem__ of the weight of table 'weight'" in str(told.value)
+        assert "not here to be read" in str(told.value)
+        assert "opt.load_snapshot" in str(told.value)
+        assert torch.equal(larger.weight, rows)
+
+    alone(body)
+
+
+def test_a_weight_that_was_swapped_while_wrapped_is_refused_until_it_is_back():
+    model, other = remote(Ranking), nn.Parameter(torch.ones(ROWS, DIM))
+    ids = torch.tensor([[1, 2, 3]])
+
+    def body():
+        optimizer = wrap(model)
+        torch.utils.swap_tensors(model.word.weight, other)
+        for use in (lambda: model(ids), optimizer.flush):
+            with pytest.raises(cpudist.ModelChangedError, match="its weight has"):
+                use()
+        torch.utils.swap_tensors(model.word.weight, other)
+        model(ids)
+        optimizer.flush()
+
+    alone(body)
+
+
+def test_a_refused_conversion_says_what_it_has_done():
+    model = nn.Sequential(nn.Linear(2, DIM), remote_embedding())
+    with pytest.raises(cpudist.RemoteTableError, match=r"model\.float\(\)"):
+        model.half()
+    assert model[0].weight.dtype == torch.float16
+    assert model.float()[0].weight.dtype == torch.float32
+
+
 def test_trainers_must_begin_alike():
     def body(context):
         torch.manual_seed(1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core, ranges
-from torch_cpudist.errors import InternalError, RemoteTableError
+from torch_cpudist.errors import ModelChangedError, RemoteTableError
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables.binding import TableBinding
 from torch_cpudist.tables.remote_weight import is_remote, table_of
@@ -42,9 +42,21 @@ class RemoteBinding(TableBinding):
         self._stale = False
 
     def bind_weight(self, param_set: _core.ParamSet) -> None:
-        """Sees that the weight still has no memory of its own."""
+        """Sees that the weight still has no memory of its own.
+
+        Raises:
+            ModelChangedError: it has.
+        """
+        self._check_remote()
+
+    def _check_remote(self) -> None:
         if not is_remote(self.weight):
-            raise InternalError(f"table {self.name!r} is no remote one any more")
+            raise ModelChangedError(
+                f"table {self.name!r}: its weight has become one with rows on this "
+                "trainer, as torch.utils.swap_tensors makes it, while its optimizer "
+                "trains the rows of the servers. Swap it back; or close() the "
+                "DistributedOptimizer and build the optimizers anew."
+            )
 
     def can_pull(self) -> bool:
         """Whether rows that are pulled now are those that a lookup then keeps.
@@ -90,6 +102,7 @@ class RemoteBinding(TableBinding):
             As ``pull``.
         """
         given, flat = self._opened_for(ids, weight)
+        self._check_remote()
         asked = 0
         if flat.numel():
             with ranges.of(ranges.PULL):

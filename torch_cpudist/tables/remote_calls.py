@@ -11,7 +11,6 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from torch_cpudist.errors import RemoteTableError
-from torch_cpudist.tables.remote_table import ROWS_ELSEWHERE
 from torch_cpudist.tables.remote_weight import (
     BY_THE_SERVERS,
     WAYS,
@@ -20,10 +19,9 @@ from torch_cpudist.tables.remote_weight import (
     Way,
     find,
     marked,
-    name_of,
     plainly,
     refusal,
-    table_of,
+    unreadable,
     weight_of,
 )
 from torch_cpudist.tables.weight import Function, as_it_stands
@@ -74,7 +72,7 @@ def _check_dtype(weight: RemoteWeight, dtype: Any) -> None:
         raise RemoteTableError(
             f"{weight._cpudist_table.describe()} cannot become {dtype}: tables are "
             "float32. Leave its module out of the conversion, and use torch.autocast "
-            "for bfloat16."
+            "for bfloat16. Layers before it are converted already: call model.float()."
         )
 
 
@@ -103,10 +101,7 @@ def _setting_data(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _take_over(func: Function, weight: Any, other: Any) -> None:
     """Makes the rows of one begin as those of another, which changes nothing of it."""
     if not isinstance(weight, RemoteWeight):
-        raise RemoteTableError(
-            f"{name_of(func)} of the weight of {table_of(other).describe()} into "
-            f"another: its rows are not here to be read. {ROWS_ELSEWHERE}"
-        )
+        raise unreadable(func, other)
     if not isinstance(other, RemoteWeight):
         raise refusal(func, weight)
     if weight._cpudist_rows is not None or other._cpudist_rows is not None:

@@ -21,6 +21,7 @@ from torch_cpudist.tables.remote_weight import (
     marked,
     name_of,
     refusal,
+    unreadable,
 )
 from torch_cpudist.tables.weight import Function, as_it_stands
 
@@ -234,6 +235,8 @@ def _check_fits(weight: RemoteWeight, value: torch.Tensor) -> None:
 def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``weight[rows] = value``: a constant."""
     weight, index, value = args
+    if not isinstance(weight, RemoteWeight) and isinstance(value, RemoteWeight):
+        raise unreadable(func, value)
     parts = _parts(weight, index) if isinstance(weight, RemoteWeight) else None
     if parts is None or isinstance(value, RemoteWeight):
         raise refusal(func, find(args))

@@ -25,7 +25,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.tables.initial import Program, Step
-from torch_cpudist.tables.remote_table import RemoteTable
+from torch_cpudist.tables.remote_table import ROWS_ELSEWHERE, RemoteTable
 from torch_cpudist.tables.weight import (
     Function,
     as_it_stands,
@@ -304,14 +304,33 @@ def refusal(func: Function, weight: RemoteWeight, writes: bool = False) -> Excep
             "remote=[...]), which stores and frees it; or replace the initialiser: "
             "shard_tables(model, remote=[...], initial=cpudist.Normal(std=0.01))."
         )
-    if name in ("embedding", "embedding_bag") and not table.wrapped:
-        return _untrained(weight)
+    if name in ("embedding", "embedding_bag"):
+        return _from_elsewhere(name, table) if table.wrapped else _untrained(weight)
     return RemoteTableError(
         f"{name} of the weight of {table.describe()}: its rows are not here. Look rows "
         "up through the nn.Embedding or nn.EmbeddingBag that has the weight, and take "
         f"penalties over the rows that were looked up. {BY_THE_SERVERS} Or keep the "
         "table on the trainers too (leave it out of remote_tables and shard_tables("
         "remote=))."
+    )
+
+
+def unreadable(func: Function, weight: RemoteWeight) -> RemoteTableError:
+    """The error for a function that would copy rows into a tensor of this trainer."""
+    return RemoteTableError(
+        f"{name_of(func)} of the weight of {weight._cpudist_table.describe()} into "
+        f"another: its rows are not here to be read. {ROWS_ELSEWHERE}"
+    )
+
+
+def _from_elsewhere(name: str, table: RemoteTable) -> RemoteTableError:
+    """The error for a lookup of a table that an optimizer trains, past its modules."""
+    return RemoteTableError(
+        f"{name} of the weight of {table.describe()}, by torch's function or a module "
+        "that is not in the model of its optimizer: its rows come by the nn.Embedding "
+        "and nn.EmbeddingBag that were in the model when that was wrapped. Call one of "
+        "these; give a module of yours the same parameter before wrapping "
+        "(module.weight = other.weight)."
     )
 
 
