@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
@@ -37,6 +38,33 @@ def test_they_are_torchs_modules_of_a_remote_weight(kind):
     assert module.embedding_dim == 6
     assert list(module.state_dict()) == []
     module.load_state_dict({}, strict=True)
+
+
+BY_ROWS = [
+    nn.init.xavier_uniform_,
+    nn.init.xavier_normal_,
+    lambda weight: nn.init.kaiming_normal_(weight, mode="fan_out"),
+    lambda weight: nn.init.kaiming_uniform_(weight, mode="fan_out"),
+]
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("initialise", BY_ROWS)
+def test_initialisers_that_scale_by_the_number_of_rows_are_refused(initialise, device):
+    """As models call them for all that has a weight; there is no such number."""
+    module = cpudist.Embedding(6)
+    before = table_of(module.weight).program
+    modes = contextlib.nullcontext() if device is None else torch.device(device)
+    with modes, pytest.raises(cpudist.UnsupportedModelError) as told:
+        initialise(module.weight)
+    assert "number of rows" in str(told.value)
+    assert "initial=" in str(told.value)
+    assert table_of(module.weight).program == before
+    with modes:
+        nn.init.kaiming_normal_(module.weight)
+        nn.init.kaiming_uniform_(module.weight)
+        nn.init.normal_(module.weight, std=0.1)
+    assert table_of(module.weight).program.steps == (("normal", 0.0, 0.1),)
 
 
 def test_no_dim_is_too_large_for_a_shape():

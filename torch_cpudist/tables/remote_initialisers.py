@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
 from torch_cpudist.tables.initial import Step, truncated_normal
 from torch_cpudist.tables.remote_weight import (
     WAYS,
@@ -55,6 +57,8 @@ def _record(
         else:
             table.program = table.program.with_rows(*part, constant)
         return weight
+    if table.open is not None:
+        _check_scale(weight)
     program = table.program
     for step in steps:
         program = program.then(step, generator)
@@ -62,6 +66,34 @@ def _record(
         raise refusal(func, weight, writes=True)
     table.begin_with(program)
     return weight
+
+
+def _no_scale(name: str, weight: RemoteWeight) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} on {weight._cpudist_table.describe()}: its scale is one over the "
+        "number of rows, of which a table of any key has none, and rows would begin "
+        "with next to nothing. Leave its weight to initial= "
+        "(cpudist.Embedding(dim, initial=cpudist.Normal(0.0, 0.01))), or call "
+        "nn.init.normal_ with a std."
+    )
+
+
+def _check_scale(weight: RemoteWeight) -> None:
+    """Refuses initialisers of torch that scale by the number of rows.
+
+    The shape of the weight says one; they call others with what comes of it.
+
+    Raises:
+        UnsupportedModelError: it is one of these that is at work.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_OF_INIT):
+        if frame is None:
+            return
+        scaling = _BY_ROWS.get(frame.f_code)
+        if scaling is not None and scaling(frame.f_locals):
+            raise _no_scale(frame.f_code.co_name, weight)
+        frame = frame.f_back
 
 
 def _recording(
@@ -119,13 +151,25 @@ def _clamping(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _kaiming_uniform(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``nn.init.kaiming_uniform_``, which hands itself over whole."""
     weight = find((args, kwargs))
-    fan = nn.init._calculate_correct_fan(weight, kwargs.get("mode", "fan_in"))
+    mode = kwargs.get("mode", "fan_in")
+    if weight._cpudist_table.open is not None and mode == "fan_out":
+        raise _no_scale("kaiming_uniform_", weight)
+    fan = nn.init._calculate_correct_fan(weight, mode)
     gain = nn.init.calculate_gain(
         kwargs.get("nonlinearity", "leaky_relu"), kwargs.get("a", 0)
     )
     bound = float(3.0**0.5 * gain / fan**0.5)
     return _record(func, weight, [("uniform", -bound, bound)], kwargs.get("generator"))
 
+
+# Whether these scale by the number of rows, by their variables; and how far they are
+# from where the draw is recorded, modes of torch in between.
+_BY_ROWS: dict[CodeType, Callable[[Mapping[str, Any]], bool]] = {
+    nn.init.xavier_uniform_.__code__: lambda told: True,
+    nn.init.xavier_normal_.__code__: lambda told: True,
+    nn.init.kaiming_normal_.__code__: lambda told: told.get("mode") == "fan_out",
+}
+_FRAMES_OF_INIT = 16
 
 # torch draws again what falls outside of the bounds, which needs the values.
 _TRUNC_NORMAL: Any = nn.init._no_grad_trunc_normal_
