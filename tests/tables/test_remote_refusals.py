@@ -337,5 +337,22 @@ def test_graphs_and_other_parameters_are_refused_with_what_helps():
     alone(body)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_graph_that_was_exported_before_wrapping_is_refused_when_it_runs(strict):
+    ids = torch.tensor([[1, 2, 3]])
+    for part in ("word", "slots"):
+        module = getattr(remote(Ranking), part)
+        graph = torch.export.export(module, (ids,), strict=strict).module()
+        with pytest.raises(cpudist.UnsupportedModelError) as told:
+            graph(ids)
+        assert f"table '{part}.weight': torch.export cannot record" in str(told.value)
+
+
+def test_tables_are_not_built_of_tensors_that_are_none():
+    fake = torch._subclasses.fake_tensor.FakeTensorMode()
+    with fake, pytest.raises(cpudist.UnsupportedModelError, match="FakeTensorMode"):
+        remote_embedding()
+
+
 def test_the_model_of_parity_is_remote_as_a_whole():
     assert sum(is_remote(p) for p in remote(Model).parameters()) == 2

@@ -24,6 +24,7 @@ from torch_cpudist.errors import (
     UnsupportedModelError,
 )
 from torch_cpudist.settings.open_table import OpenTable
+from torch_cpudist.tables.foreign import graph_without_pull
 from torch_cpudist.tables.initial import Program, Step
 from torch_cpudist.tables.remote_table import ROWS_ELSEWHERE, RemoteTable
 from torch_cpudist.tables.weight import (
@@ -154,6 +155,12 @@ def table_of(weight: torch.Tensor) -> RemoteTable:
 def _row(table: RemoteTable) -> torch.Tensor:
     """Memory of one row, as many times as there are rows."""
     row = torch.full((1, table.dim), torch.nan, dtype=torch.float32, device="cpu")
+    if type(row) is not torch.Tensor:
+        raise UnsupportedModelError(
+            f"{table.describe()}: expected torch to make a plain tensor for its "
+            f"weight, found {type(row).__name__}, as under FakeTensorMode. Build the "
+            "model outside of such a mode."
+        )
     return row.expand(table.rows, table.dim)
 
 
@@ -264,6 +271,8 @@ def plainly(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
+#: What graphs call for a lookup: of the model as it was before it was wrapped.
+_OF_GRAPHS = frozenset({"embedding.default", "embedding_bag.padding_idx"})
 #: What averages of weights do, other libraries' too, and no initialiser.
 _AVERAGING = frozenset({"lerp", "lerp_", "_foreach_lerp", "_foreach_lerp_"})
 
@@ -304,6 +313,8 @@ def refusal(func: Function, weight: RemoteWeight, writes: bool = False) -> Excep
             "remote=[...]), which stores and frees it; or replace the initialiser: "
             "shard_tables(model, remote=[...], initial=cpudist.Normal(std=0.01))."
         )
+    if name in _OF_GRAPHS:
+        return graph_without_pull(table.name, True, "torch.export", "export")
     if name in ("embedding", "embedding_bag"):
         return _from_elsewhere(name, table) if table.wrapped else _untrained(weight)
     return RemoteTableError(
