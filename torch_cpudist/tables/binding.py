@@ -78,17 +78,12 @@ def weight_replaced(name: str) -> ModelChangedError:
     )
 
 
-def check_tensor(name: str, ids: object) -> None:
-    """Checks that what looks rows of the table ``name`` up is a tensor.
-
-    Raises:
-        IdTypeError: it is none.
-    """
-    if not isinstance(ids, torch.Tensor):
-        raise IdTypeError(
-            f"table {name!r}: ids must be a tensor of int64 or int32, got "
-            f"{type(ids).__name__}. Use torch.as_tensor(ids)."
-        )
+def no_tensor(name: str, ids: object) -> IdTypeError:
+    """The error for a lookup in the table ``name`` of what is no tensor."""
+    return IdTypeError(
+        f"table {name!r}: ids must be a tensor of int64 or int32, got "
+        f"{type(ids).__name__}. Use torch.as_tensor(ids)."
+    )
 
 
 def check_kind(name: str, ids: torch.Tensor) -> None:
@@ -440,7 +435,8 @@ class TableBinding:
         self.check_not_traced()
         foreign.check_not_averaged(self.name, self.weight)
         self.check_weight(weight)
-        check_tensor(self.name, ids)
+        if not isinstance(ids, torch.Tensor):
+            raise no_tensor(self.name, ids)
         given = foreign.whole(ids)
         return given, self.checked_ids(given)
 
@@ -470,7 +466,8 @@ class TableBinding:
 
     def on_host(self, ids: torch.Tensor) -> torch.Tensor:
         """The ids, copied if they are on the model's device: waits for what it does."""
-        check_tensor(self.name, ids)
+        if not isinstance(ids, torch.Tensor):
+            raise no_tensor(self.name, ids)
         there = not ids.is_cpu and ids.device == self.device
         return ids.to(CPU) if there else ids
 

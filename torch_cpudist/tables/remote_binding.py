@@ -13,7 +13,7 @@ from torch_cpudist import _core, ranges
 from torch_cpudist.errors import ModelChangedError, RemoteTableError
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables.binding import TableBinding
-from torch_cpudist.tables.remote_weight import is_remote, table_of
+from torch_cpudist.tables.remote_weight import RemoteWeight, is_remote, table_of
 
 
 class RemoteBinding(TableBinding):
@@ -47,16 +47,16 @@ class RemoteBinding(TableBinding):
         Raises:
             ModelChangedError: it has.
         """
-        self._check_remote()
-
-    def _check_remote(self) -> None:
         if not is_remote(self.weight):
-            raise ModelChangedError(
-                f"table {self.name!r}: its weight has become one with rows on this "
-                "trainer, as torch.utils.swap_tensors makes it, while its optimizer "
-                "trains the rows of the servers. Swap it back; or close() the "
-                "DistributedOptimizer and build the optimizers anew."
-            )
+            raise self._swapped()
+
+    def _swapped(self) -> ModelChangedError:
+        return ModelChangedError(
+            f"table {self.name!r}: its weight has become one with rows on this "
+            "trainer, as torch.utils.swap_tensors makes it, while its optimizer "
+            "trains the rows of the servers. Swap it back; or close() the "
+            "DistributedOptimizer and build the optimizers anew."
+        )
 
     def can_pull(self) -> bool:
         """Whether rows that are pulled now are those that a lookup then keeps.
@@ -102,7 +102,8 @@ class RemoteBinding(TableBinding):
             As ``pull``.
         """
         given, flat = self._opened_for(ids, weight)
-        self._check_remote()
+        if not isinstance(self.weight, RemoteWeight):
+            raise self._swapped()
         asked = 0
         if flat.numel():
             with ranges.of(ranges.PULL):

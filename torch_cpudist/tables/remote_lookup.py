@@ -19,7 +19,7 @@ from torch_cpudist.tables.binding import (
     FREQUENCY_OBSTACLE,
     MAX_NORM_OBSTACLE,
     TableBinding,
-    check_tensor,
+    no_tensor,
 )
 from torch_cpudist.tables.foreign import check_not_exported
 from torch_cpudist.tables.remote_binding import RemoteBinding
@@ -139,7 +139,8 @@ def _looked_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
             return _Lookup.apply(  # type: ignore[no-any-return, no-untyped-call]
                 weight, ids, binding, module.padding_idx
             )
-        check_tensor(binding.name, ids)
+        if not isinstance(ids, torch.Tensor):
+            raise no_tensor(binding.name, ids)
     keep = torch.is_grad_enabled() and weight.requires_grad
     return _lookup(  # type: ignore[no-any-return]
         weight, ids, handle_in_graph(module), module.padding_idx, keep
@@ -161,7 +162,7 @@ def pooled(
         per_sample_weights: as torch takes them.
     """
     if not isinstance(ids, torch.Tensor):
-        check_tensor(module._cpudist_binding.name, ids)
+        raise no_tensor(module._cpudist_binding.name, ids)
     flat = ids.reshape(-1)
     count = flat.numel()
     places = torch.arange(count, dtype=ids.dtype, device=ids.device)
