@@ -97,9 +97,10 @@ class NonFiniteGradientError(Error, ArithmeticError):
     """A gradient is infinite or NaN, and servers do not apply such.
 
     The message names the trainer, the parameter or table, and the element or id. Under
-    ``Sync``, and in a group of ``HalfAsync``, all trainers of the round get it. The
-    server that says so applied nothing of that push, others may have applied theirs:
-    end the run, or go back to a snapshot.
+    ``Sync``, and in a group of ``HalfAsync``, all trainers of the round get it; under
+    ``Async`` its sender, once, and may go on. The server that says so applied nothing
+    of that push, others may have applied theirs: go back to a snapshot where that
+    matters.
     """
 
 

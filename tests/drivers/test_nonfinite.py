@@ -76,15 +76,67 @@ def test_sync_tells_all_trainers_and_applies_nothing(coding):
         assert value == pytest.approx(1 - 0.125 / 2, abs=1e-2)
 
 
-@pytest.mark.parametrize(
-    "strategy", [cpudist.Async(), cpudist.Geo(push_every=1)], ids=["async", "geo"]
-)
-def test_the_sender_alone_is_told_and_the_others_go_on(strategy):
+class Counts(nn.Module):
+    """A table and a layer whose gradients are the scale, for each id and step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, DIM, sparse=True)
+        self.head = nn.Linear(DIM, 1, bias=False)
+        nn.init.zeros_(self.table.weight)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, ids: torch.Tensor, scale: float) -> torch.Tensor:
+        return (self.table(ids).sum() + self.head.weight.sum()) * scale
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("max_staleness", [None, 4])
+def test_async_loses_that_update_and_goes_on(servers, max_staleness):
+    """The sender hears of it once; its other steps, and others', are applied."""
+    steps, bad = 12, 3
+    strategy = cpudist.Async(max_staleness=max_staleness, communicator={"max_merge": 1})
+
+    def body(context):
+        model = Counts()
+        opt = wrapped(model, strategy)
+        rank, told = context.trainer_rank, []
+
+        def but(call, again):
+            try:
+                return call()
+            except cpudist.NonFiniteGradientError as error:
+                told.append(str(error))
+                return again()
+
+        for number in range(steps):
+            opt.zero_grad()
+            scale = math.inf if (rank, number) == (1, bad) else 1.0
+            model(torch.tensor([rank]), scale).backward()
+            bounded = max_staleness is not None and number == bad
+            # Nothing of a step that was told of an earlier one has been sent.
+            but(opt.step, (lambda: None) if bounded else opt.step)
+        but(opt.flush, opt.flush)
+        context.barrier()
+        opt.flush()
+        with torch.no_grad():
+            rows = model.table(torch.tensor([0, 1]))[:, 0].tolist()
+        return told, rows, model.head.weight[0, 0].item()
+
+    found = run(body, 2, servers=servers)
+    assert [len(told) for told, _, _ in found] == [0, 1]
+    assert found[1][0][0].startswith("trainer 1 pushed a gradient of ")
+    for _, rows, weight in found:
+        assert rows == [-0.125 * steps, -0.125 * (steps - 1)]
+        assert weight == -0.125 * (2 * steps - 1)
+
+
+def test_under_geo_the_sender_ends_and_the_others_go_on():
     told, others = [], []
 
     def body(context):
         model = Model()
-        opt = wrapped(model, strategy)
+        opt = wrapped(model, cpudist.Geo(push_every=1))
         if context.trainer_rank == 0:
             for _ in range(3):
                 step(model, opt, 1.0, [3])
@@ -97,15 +149,14 @@ def test_the_sender_alone_is_told_and_the_others_go_on(strategy):
                 step(model, opt, math.inf, [7])
             opt.flush()
 
-        # Geo's weights are not skipped: they stay as they are.
+        # Its weights are not skipped: they stay as they are.
         with pytest.raises(cpudist.NonFiniteGradientError, match="trainer 1") as caught:
             train()
         told.append(str(caught.value))
 
-    # What a push failed with is raised by every later call, that at the end too.
-    skipping = SKIPPING if strategy.name == "geo" else {}
+    # What an exchange failed with is raised by every later call, that at the end too.
     with pytest.raises(cpudist.NonFiniteGradientError):
-        run(body, 2, servers=1, variables=skipping)
+        run(body, 2, servers=1, variables=SKIPPING)
     assert told[0].startswith("trainer 1 pushed a gradient of ")
     assert others[0][0]
 

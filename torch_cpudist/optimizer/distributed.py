@@ -298,6 +298,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             ConfigMismatchError: trainers disagree about options; nothing applied.
             PeerLostError: a process died; the round may be applied on some servers.
             OperationTimeoutError: a live trainer did not get there in time.
+            NonFiniteGradientError, TableFullError, OverloadedError: servers refused a
+                push: under Async an earlier one, once, and nothing of this step was
+                sent; else this round's.
         """
         self._open()
         self._outliving.check()

@@ -96,9 +96,14 @@ void PushQueue::raise_failure() const {
   if (failure_) throw Error(*failure_);
 }
 
+void PushQueue::raise_refusal() {
+  if (refusal_) throw Error(*std::exchange(refusal_, std::nullopt));
+}
+
 void PushQueue::throw_failure() {
   const std::lock_guard lock(mutex_);
   raise_failure();
+  raise_refusal();
 }
 
 template <typename Ready>
@@ -201,6 +206,7 @@ void PushQueue::drain(const char* what) {
   std::unique_lock lock(mutex_);
   wait_until(lock, what, [this] { return failure_ || (waiting_.empty() && !busy_); });
   raise_failure();
+  raise_refusal();
 }
 
 bool PushQueue::is_done() {
@@ -310,7 +316,34 @@ void PushQueue::deliver(std::vector<QueuedPush> batch) {
            deltas);
   const std::lock_guard lock(sequenced_);
   begin_delivery(batch.size());
-  take_answers(batch, exchange(payloads));
+  std::vector<RequestPtr> requests(payloads.size());
+  try {
+    exchange(payloads, requests);
+  } catch (const Error& error) {
+    if (!refuses_one(error, requests)) throw;
+    return note_refusal(error);
+  }
+  take_answers(batch, std::move(requests));
+}
+
+bool PushQueue::refuses_one(const Error& error, const std::vector<RequestPtr>& requests) {
+  const ErrorCode code = error.code();
+  const bool refused =
+      code == ErrorCode::kNonFinite || code == ErrorCode::kTableFull || code == ErrorCode::kFull;
+  // What deltas have moved is in this trainer's values already.
+  if (!refused || set_->layout.exchanges_deltas) return false;
+  session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
+  return std::none_of(requests.begin(), requests.end(), [this](const RequestPtr& request) {
+    // That server expects the same push again.
+    return session_.refused({&request, 1}) && request->error->code() == ErrorCode::kOverloaded;
+  });
+}
+
+void PushQueue::note_refusal(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (!refusal_) refusal_ = error;
+  unanswered_ -= delivery_.steps;
+  delivery_ = Delivery();
 }
 
 void PushQueue::begin_delivery(uint64_t steps) {
@@ -365,7 +398,7 @@ RequestPtr PushQueue::send(uint32_t server, const Outbound& out) {
   return request;
 }
 
-std::vector<RequestPtr> PushQueue::exchange(const std::vector<Outbound>& payloads) {
+void PushQueue::exchange(const std::vector<Outbound>& payloads, std::vector<RequestPtr>& requests) {
   // Another operation of this trainer that was interrupted may still be on its way.
   session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
   const TimePoint deadline = Clock::now() + milliseconds(session_.options().round_deadline_ms);
@@ -373,13 +406,11 @@ std::vector<RequestPtr> PushQueue::exchange(const std::vector<Outbound>& payload
   // while others do so on the same host: one core would be left to two that train.
   const bool apart =
       set_->layout.exchanges_deltas && set_->layout.mode == wire::UpdateMode::kOnArrival;
-  std::vector<RequestPtr> requests(payloads.size());
   for (const uint32_t s : session_.send_order()) {
     if (apart && session_.in_process(s)) wait_for(requests, payloads, deadline);
     requests[s] = send(s, payloads[s]);
   }
   wait_for(requests, payloads, deadline);
-  return requests;
 }
 
 // A server that has no memory for a push refuses it and expects it again. All are waited for at

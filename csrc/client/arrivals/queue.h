@@ -85,10 +85,12 @@ class PushQueue final : public Background {
   // What a marker was answered with, once, the oldest first; nothing before.
   std::optional<CutAnswer> take_cut_answer();
   void drain() override { drain("flush"); }
-  void drain(const char* what);  // which waits, for messages
-  bool is_done();      // whether all is applied; does not wait. Throws what a push failed with
+  void drain(const char* what);  // which waits, for messages; as throw_failure()
+  bool is_done();      // whether all is applied; does not wait. Throws what the queue failed with
   bool is_answered();  // whether all pushes are, which a marker may wait behind; as is_done()
   void drain_pushes(const char* what);  // until then
+  // What the queue has failed with, and sends nothing any more; or once why servers have refused a
+  // push, of which nothing is left to do: those behind it are sent.
   void throw_failure();
   // The newest dense values of every server since the last call; empty frames where there are none.
   std::vector<wire::Frame> take_arrived();
@@ -118,7 +120,10 @@ class PushQueue final : public Background {
   // Rounds and codes the payloads of the servers as their links want them.
   std::vector<Outbound> code(std::vector<Buffer> payloads, wire::WireDType deltas);
   // Sends a payload to every server and waits for the answers.
-  std::vector<RequestPtr> exchange(const std::vector<Outbound>& payloads);
+  void exchange(const std::vector<Outbound>& payloads, std::vector<RequestPtr>& requests);
+  // Whether it was only the pushes of `requests` that this was the answer to, and they are over.
+  bool refuses_one(const Error& error, const std::vector<RequestPtr>& requests);
+  void note_refusal(const Error& error);
   RequestPtr send(uint32_t server, const Outbound& out);
   void begin_delivery(uint64_t steps);
   // Returns when all that were sent are answered.
@@ -130,6 +135,7 @@ class PushQueue final : public Background {
   template <typename Ready>
   void wait_quietly(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);
   void raise_failure() const;  // with the lock held
+  void raise_refusal();        // the same
   // When a wait since `began` has waited for the marker that is on its way for so long as it may;
   // with the lock held. TimePoint::max(): it need not end.
   TimePoint held_until(TimePoint began) const;
@@ -160,6 +166,7 @@ class PushQueue final : public Background {
   std::optional<Held> held_;
   bool stopping_ = false;
   std::optional<Error> failure_;
+  std::optional<Error> refusal_;  // that the training thread has not heard of
   // Made beforehand: where it is told there is no memory for its text.
   const Error out_of_memory_{ErrorCode::kOutOfMemory,
                              "the queue of pushes has no memory left, and a push may be lost; give "
