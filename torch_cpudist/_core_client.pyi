@@ -495,7 +495,9 @@ class ParamSet:
         Returns:
             ``state`` (0 unknown, 1 being written, 2 done, 3 failed), ``shard``,
             ``reason``, ``round``, ``samples``, ``steps``, ``table_steps``,
-            ``block_steps``, ``members`` (ranks), ``files``: dicts with ``name``,
+            ``block_steps``, ``members`` (ranks), of a cut of now also ``present`` and
+            ``lost`` (ranks that the server has met and waits for at its end, there or
+            lost and not given up); ``files``: dicts with ``name``,
             ``table`` (None: dense parameters), ``rows``, ``bytes``, ``crcs``; ``base``
             (of what was written; 0: all rows), ``can_be_base`` (the server knows what
             has changed since).

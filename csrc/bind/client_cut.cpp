@@ -62,6 +62,8 @@ py::dict cut_status(const ParamSetHolder& self, uint32_t server, uint64_t number
   result["table_steps"] = status.table_steps;
   result["block_steps"] = status.block_steps;
   result["members"] = status.members;
+  result["present"] = status.present;
+  result["lost"] = status.lost;
   result["files"] = files_of(status);
   result["base"] = status.base;
   result["can_be_base"] = status.can_be_base;

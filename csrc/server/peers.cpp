@@ -347,6 +347,20 @@ std::vector<uint32_t> Peers::remaining() const {
   return ranks;
 }
 
+void Peers::list_awaited(std::vector<uint32_t>* present, std::vector<uint32_t>* lost) const {
+  const TimePoint now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    if (!peer.seen || peer.goodbye) continue;
+    if (peer.lost.empty()) {
+      present->push_back(rank);
+    } else if (!options_.elastic || now < given_up_at(peer)) {
+      lost->push_back(rank);
+    }
+  }
+}
+
 bool Peers::is_lost(uint32_t rank) const {
   const std::lock_guard lock(mutex_);
   return !peers_[rank].lost.empty();

@@ -58,6 +58,8 @@ class Peers {
   std::vector<uint32_t> active() const;
   // Ranks that a parameter set is kept for: elastic: a lost trainer may come back for a while.
   std::vector<uint32_t> remaining() const;
+  // Ranks that have come and have not said goodbye; elastic: nor were given up.
+  void list_awaited(std::vector<uint32_t>* present, std::vector<uint32_t>* lost) const;
   bool is_lost(uint32_t rank) const;
   // The error for a request that waits for one of `ranks`, if one of them is lost.
   std::optional<Error> find_lost(const std::vector<uint32_t>& ranks) const;

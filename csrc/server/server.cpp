@@ -431,6 +431,7 @@ Buffer Server::Impl::cut_status(const wire::Frame& frame) const {
     wire::CutStatus status;
     status.shard = shared.options.shard_id;
     status.members = find(frame.header.param_set)->taking_part();
+    shared.peers.list_awaited(&status.present, &status.lost);
     return encode(status);
   }
   if (query.number == 0 && !wire::is_snapshot_name(query.token)) {

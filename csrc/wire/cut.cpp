@@ -92,6 +92,8 @@ void fields(V& v, Of<V, CutStatus>& m) {
   counted(v, m.table_steps);
   counted(v, m.block_steps);
   counted(v, m.members);
+  counted(v, m.present);
+  counted(v, m.lost);
   const uint64_t count = v.count64(m.files);
   v.items(m.files, count, kFileBytesMin, "files");
 }

@@ -83,6 +83,10 @@ struct CutStatus {  // reply to kCutStatus
   std::vector<uint64_t> table_steps;  // of every table of the layout
   std::vector<uint64_t> block_steps;  // of every block of the layout; 0 where another server's
   std::vector<uint32_t> members;      // trainers whose markers made the cut, or would make one
+  // Of a cut of now, of all trainers that the server has met and waits for at its end: those that
+  // are there, and those that are lost and may come back.
+  std::vector<uint32_t> present;
+  std::vector<uint32_t> lost;
   std::vector<CutFile> files;
   uint64_t base = 0;         // what was written are the changes since that cut; 0: all rows
   bool can_be_base = false;  // this server knows what has changed since this cut

@@ -18,7 +18,7 @@ namespace cpudist::wire {
 inline constexpr uint64_t kPayloadLimitBytes = 1ull << 31;  // of one frame
 
 inline constexpr uint32_t kMagic = 0x31445043;  // "CPD1"
-inline constexpr uint16_t kProtocolVersion = 9;
+inline constexpr uint16_t kProtocolVersion = 10;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr uint32_t kNoParamSet = 0xffffffffu;  // in frames that are about none
 

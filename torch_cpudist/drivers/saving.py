@@ -53,6 +53,19 @@ class CutAnswer:
 
 
 @dataclass(frozen=True)
+class Presence:
+    """Trainers that some server has met, and waits for at its end.
+
+    Attributes:
+        present: that are there.
+        lost: that may come back, as their servers have not given them up.
+    """
+
+    present: frozenset[int]
+    lost: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Written:
     """What a snapshot consists of, beside trainers' own files.
 
@@ -226,6 +239,14 @@ class Saving(ABC):
             PeerLostError, OperationTimeoutError: a server does not answer.
         """
         return None
+
+    def presence(self) -> Presence:
+        """Trainers that servers wait for. Any thread; where ``comes_and_goes``.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        return Presence(frozenset(), frozenset())
 
     @abstractmethod
     def poll(self, number: int) -> Written | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch_cpudist import _core, ranges
-from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
+from torch_cpudist.drivers.saving import CutAnswer, Presence, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError
 from torch_cpudist.log import logger
 from torch_cpudist.served import loading, residues
@@ -141,6 +141,14 @@ class ServedSaving(Saving):
     def taking_part(self) -> tuple[int, ...]:
         """Who would mark a cut of now, as the first server knows. Any thread."""
         return tuple(self._opened.cut_status(0, 0)["members"])
+
+    def presence(self) -> Presence:
+        """Asks every server."""
+        found = [self._opened.cut_status(one, 0) for one in range(self._servers)]
+        return Presence(
+            frozenset(rank for one in found for rank in one["present"]),
+            frozenset(rank for one in found for rank in one["lost"]),
+        )
 
     def ask(self, number: int, name: str, wait_ms: int) -> str:
         """Tells every server, which tell it in their replies to pushes."""

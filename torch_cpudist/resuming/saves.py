@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ import torch
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError, describe
 from torch_cpudist.log import logger
+from torch_cpudist.resuming.absent import Absent, NotOfAll
 from torch_cpudist.resuming.copies import Copies, remember
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.directory import Directory
-from torch_cpudist.snapshot.left_files import LeftFiles
 from torch_cpudist.snapshot.manifest import Base, Manifest, Trainer
 from torch_cpudist.snapshot.store import Store
 from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
@@ -36,6 +35,8 @@ _LAST_POLL_S = 0.25
 _POLL_SHARE = 0.05
 # Of others' files, once everything else is there: all captured theirs at one moment.
 TRAINER_FILES_S = 120.0
+# How often servers are asked whether others are there, whose files are awaited.
+_PRESENCE_S = 1.0
 # So many failures in a row are raised.
 MOST_FAILED = 3
 # After so many in a row that were not taken it is told.
@@ -151,10 +152,6 @@ class _Look:
     """Something was marked, whose answer comes later."""
 
 
-class _NotOfAll(SnapshotError):
-    """Trainers had left at its moment, and their own states are not to be had."""
-
-
 class _NotInTime(SnapshotError):
     """A trainer has not written its part: an evaluation, or it says why itself."""
 
@@ -173,8 +170,7 @@ class Saves:
         saving: Saving,
         describe_run: Callable[[], Manifest],
         keep: int,
-        trainers: int,
-        left: LeftFiles,
+        absent: Absent,
         limit_s: float,
         run_id: int,
         marked: Callable[[], Sequence[Save]] = tuple,
@@ -188,8 +184,7 @@ class Saves:
             saving: of the driver.
             describe_run: the manifest but for what was written.
             keep: snapshots that stay.
-            trainers: how many there are; a snapshot is of all of them.
-            left: states of those that have left.
+            absent: what snapshots have of trainers that have no part in them.
             limit_s: how long servers may write.
             run_id: of the run: what another one has left in a directory is not taken.
             marked: those that are marked and were not put yet; any thread.
@@ -202,12 +197,9 @@ class Saves:
         self._looks_since: float | None = None
         self._limit_s = limit_s
         self._run_id = run_id
-        self._trainer_count = trainers
-        self._left = left
-        # Steps that servers count and no trainer does: this much is all the difference.
-        # None: not known until a snapshot has been of all trainers.
-        self.uncounted: int | None = 0
-        self._said_left = False
+        self.absent = absent
+        self._presence_at = 0.0  # when servers are asked next who is there
+        self._said_lost: set[frozenset[int]] = set()  # trainers, by warning
         self._skipped_in_a_row = 0
         self._directory = directory
         self._rank = rank
@@ -244,7 +236,7 @@ class Saves:
             self.copy_to(store)
         self._counts = replace(before._counts, in_a_row=0)
         self._unseen.extend(before._unseen)
-        self.uncounted = None
+        self.absent.uncounted = None
 
     @property
     def copied(self) -> dict[str, int]:
@@ -415,14 +407,14 @@ class Saves:
                 self._write(save, name)
         except _NotInTime as error:
             self._drop(save, name)
-            self._left_out(name, error, always=True)
-        except _NotOfAll as error:
-            self._drop(save, name)
             self._left_out(name, error)
+        except NotOfAll as error:
+            self._drop(save, name)
+            self._left_out(name, error, error.lost)
         except SnapshotError as error:
             self._drop(save, name)
             if self._was_removed(save, name):
-                self._left_out(name, error)
+                self._left_out(name, error, frozenset())
             else:
                 self._failed(name, error)
         except Exception as error:  # training goes on whatever it is
@@ -519,11 +511,14 @@ class Saves:
             self._directory.folder(name)
         )
 
-    def _left_out(self, name: str, error: SnapshotError, always: bool = False) -> None:
-        """Counts one that was given up; the first one, or each, is a warning."""
-        tell = logger.info if self._said_left and not always else logger.warning
+    def _left_out(
+        self, name: str, error: SnapshotError, lost: frozenset[int] | None = None
+    ) -> None:
+        """Counts one that was given up; a warning, once where ``lost`` is the same."""
+        tell = logger.info if lost in self._said_lost else logger.warning
         tell("no snapshot, training goes on: %s", error)
-        self._said_left = self._said_left or not always
+        if lost is not None:
+            self._said_lost.add(lost)
         with self._changed:
             remember(self._errors, name, error)
             self.why = str(error)  # who asks for this one may see that it was counted
@@ -546,7 +541,7 @@ class Saves:
         )
         if not save.leads:
             return
-        left = self._of_left(save.number, folder)
+        brought = self.absent.bring(save.number, folder)
         written = self._written(save.number, name)
         base = 0 if save.base is None else save.base.number
         if written.base != base:
@@ -554,11 +549,14 @@ class Saves:
                 f"snapshot {name}: servers have written changes since cut "
                 f"{written.base}, expected since cut {base} (0: all rows)"
             )
-        trainers = self._trainers(name, save.number, written.members, own, left)
-        if left:
-            self._check_steps(name, written, trainers, left)
-        else:  # who was lost and is back makes some steps again, which servers count
-            self.uncounted = written.version.steps - sum(one.steps for one in trainers)
+        others = {**brought.left, **brought.kept, self._rank: own}
+        trainers = self.absent.settle(
+            save.number,
+            folder,
+            written.version.steps,
+            self._trainers(name, save.number, written.members, others),
+            brought,
+        )
         manifest = replace(
             self._describe_run(),
             name=name,
@@ -591,57 +589,6 @@ class Saves:
         saves = [*self._marked(), *self._open]
         return {save.base.base.name for save in saves if save.base is not None}
 
-    def _of_left(self, number: int, folder: Path) -> dict[int, Trainer]:
-        """Brings states of those that have left, before they may write newer ones.
-
-        Raises:
-            _NotOfAll: one is not there.
-        """
-        members = self._saving.members(number)
-        if members is None:
-            return {}
-        gone = sorted(set(range(self._trainer_count)) - set(members))
-        left = {rank: self._left.bring(folder, rank, number) for rank in gone}
-        found = {rank: one for rank, one in left.items() if one is not None}
-        if missing := [rank for rank in gone if rank not in found]:
-            raise _NotOfAll(
-                f"snapshot {folder.name} would have what trainers {missing} have "
-                "learned, and not where they are in their data: they had left "
-                "(leave(), barrier() or shutdown()), and what they have written of "
-                "that is not there, or being written anew."
-            )
-        return found
-
-    def _check_steps(
-        self,
-        name: str,
-        written: Written,
-        trainers: Sequence[Trainer],
-        left: Mapping[int, Trainer],
-    ) -> None:
-        """Sees that states of those that have left are of the cut, and no later ones.
-
-        A trainer that came back and left again meanwhile has written a newer state. But
-        servers count the steps of all trainers, and those of none in these files are
-        fewer than at the cut: if the sums are equal, so are all.
-
-        Raises:
-            _NotOfAll: they are not.
-        """
-        if self.uncounted is None:
-            raise _NotOfAll(
-                f"snapshot {name}: this trainer was lost and is back, and cannot tell "
-                f"of which moment the states of {sorted(left)} are, which had left, "
-                "before a snapshot has been of all."
-            )
-        steps = sum(one.steps for one in trainers) + self.uncounted
-        if steps != written.version.steps:
-            raise _NotOfAll(
-                f"snapshot {name} has {written.version.steps} steps of all trainers, "
-                f"their own states {steps}: of {sorted(left)}, which had left, some "
-                "were back and have left again."
-            )
-
     def _until(
         self, what: Callable[[], Any], limit_s: float, late: SnapshotError
     ) -> Any:
@@ -672,17 +619,16 @@ class Saves:
         name: str,
         number: int,
         members: tuple[int, ...],
-        own: Trainer,
-        left: Mapping[int, Trainer],
+        found: dict[int, Trainer],
     ) -> tuple[Trainer, ...]:
         folder, files = self._directory.folder(name), self._directory.files
-        found = {**left, self._rank: own}
         for rank in members:
             if rank not in found:
+                read = functools.partial(
+                    read_written, folder, rank, files, number, self._run_id
+                )
                 found[rank] = self._until(
-                    functools.partial(
-                        read_written, folder, rank, files, number, self._run_id
-                    ),
+                    functools.partial(self._part_of, rank, read),
                     TRAINER_FILES_S,
                     _NotInTime(
                         f"trainer {rank} did not write its file to {folder} within "
@@ -691,3 +637,21 @@ class Saves:
                     ),
                 )
         return tuple(found[rank] for rank in sorted(found))
+
+    def _part_of(self, rank: int, read: Callable[[], Trainer | None]) -> Trainer | None:
+        """What a trainer has written; ``None`` while that may come.
+
+        Raises:
+            _NotInTime: it is not there any more to write it.
+        """
+        now = time.monotonic()
+        if (found := read()) is not None or now < self._presence_at:
+            return found
+        self._presence_at = now + _PRESENCE_S
+        if self.absent.is_there(rank):
+            return None
+        if (found := read()) is None:  # it may have ended behind that
+            raise _NotInTime(
+                f"trainer {rank} was lost, or has ended, before its part was written"
+            )
+        return found

@@ -24,6 +24,7 @@ from torch_cpudist.errors import (
     describe,
 )
 from torch_cpudist.log import logger
+from torch_cpudist.resuming.absent import Absent
 from torch_cpudist.resuming.captured import Captured
 from torch_cpudist.resuming.loader import Loader
 from torch_cpudist.resuming.meeting import Meeting
@@ -46,6 +47,7 @@ from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
+from torch_cpudist.snapshot.manifest import Trainer
 from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
@@ -131,8 +133,7 @@ class Snapshots:
             self._saving,
             self._subject.described,
             self._often.keep,
-            run.trainer_count,
-            self._left,
+            Absent(self._saving, run.trainer_count, self._left, self._earlier),
             run.environment.round_deadline_ms / 1000,
             run.run_id,
             self._captured.all,
@@ -145,6 +146,9 @@ class Snapshots:
         self._way = way if goes else None  # where others may train already
         wanted = Wanted(self.directory, run.run_id, self._subject.number)
         self._wanted = wanted if goes and self._leads else None
+
+    def _earlier(self, rank: int) -> Sequence[tuple[Path, Trainer]]:
+        return () if self._way is None else self._way.states(rank)
 
     def _capturing(self, schedules: Schedules) -> Captured:
         return Captured(
@@ -187,7 +191,7 @@ class Snapshots:
             self._last = way.clear(self._saving)
         if way.comes_late:
             self._left.forget(self._run.trainer_rank)
-            self._saves.uncounted = None
+            self._saves.absent.uncounted = None
         manifest, own = way.own_state(begun)
         started = Started()
         if manifest is not None:
@@ -334,7 +338,7 @@ class Snapshots:
             ranks = range(self._run.trainer_count)
             steps = sum(trainers.get(r, first).steps for r in ranks)
             if not late:
-                self._saves.uncounted = manifest.version.steps - steps
+                self._saves.absent.uncounted = manifest.version.steps - steps
         self._saves.tip = None
         warns = self._leads and not late
         told = [*(plan.warnings() if warns else ()), *missing]

@@ -33,7 +33,7 @@ from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.checked_json import Fields, Malformed, parse
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import reported, write_durably
-from torch_cpudist.snapshot.manifest import Manifest
+from torch_cpudist.snapshot.manifest import Manifest, Trainer
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -207,11 +207,7 @@ class UnderWay:
             it has it.
         """
         rank = self._run.trainer_rank
-        found = [
-            one.manifest
-            for one in self._committed()
-            if one.manifest.commit > begun.commit or one.name == begun.name
-        ]
+        found = self._grown_from(begun)
         for manifest in found:
             trainer = next((t for t in manifest.trainers if t.rank == rank), None)
             if trainer is None:
@@ -224,6 +220,26 @@ class UnderWay:
             else:
                 return manifest, True
         return (found[0] if found else None), False
+
+    def states(self, rank: int) -> list[tuple[Path, Trainer]]:
+        """Own states of a trainer, with their snapshots' directories, newest first.
+
+        Of snapshots whose moment is behind the values on the servers. Any thread.
+        """
+        begun = self._read()
+        return [
+            (self._directory.folder(manifest.name), trainer)
+            for manifest in ([] if begun is None else self._grown_from(begun))
+            for trainer in manifest.trainers
+            if trainer.rank == rank
+        ]
+
+    def _grown_from(self, begun: Begun) -> list[Manifest]:
+        return [
+            one.manifest
+            for one in self._committed()
+            if one.manifest.commit > begun.commit or one.name == begun.name
+        ]
 
     def told(self, name: str | None, step: int, own: bool) -> str:
         """What a trainer that comes late goes on from, for people."""

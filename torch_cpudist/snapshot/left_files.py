@@ -84,14 +84,40 @@ class LeftFiles:
         with reported(f"cannot copy files of {self._folder}", _READABLE):
             try:
                 left = read_written(self._folder, rank, files, run_id=self._run_id)
-                if left is None:
-                    return None
-                text, data, _ = open_trainer(self._folder, left, files)
-                entry = parse(text.view(0, text.size_bytes))
-                tensors = data.view(0, data.size_bytes)
             except (SnapshotCorruptError, FileNotFoundError):
                 return None
-            contents = json.dumps({**entry, "number": str(number)}).encode() + b"\n"
+        if left is None:
+            return None
+        return self.bring_from(self._folder, left, folder, number)
+
+    def bring_from(
+        self, source: Path, left: Trainer, folder: Path, number: int
+    ) -> Trainer | None:
+        """Copies a state into a snapshot's directory, as one of this run.
+
+        Args:
+            source: the directory where it is.
+            left: what is there.
+            folder: of the snapshot.
+            number: of the cut.
+
+        Returns:
+            What the manifest says of it; ``None`` if it is damaged, or not there any
+            more.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        files, rank = self._files, left.rank
+        with reported(f"cannot copy files of {source}", _READABLE):
+            try:
+                text, data, _ = open_trainer(source, left, files)
+                entry = parse(text.view(0, text.size_bytes))
+                tensors = data.view(0, data.size_bytes)
+                entry |= {"number": str(number), "run": names.run_text(self._run_id)}
+            except (SnapshotCorruptError, FileNotFoundError):
+                return None
+            contents = json.dumps(entry).encode() + b"\n"
             files.make_directory(folder)
             beside = names.trainer_name(rank, "safetensors")
             write_durably(files, folder / beside, [tensors])

@@ -280,6 +280,35 @@ TEST(elastic_present_are_those_who_came_and_are_neither_lost_nor_done) {
   CHECK_EQ(server.stats().present, 2);
 }
 
+TEST(elastic_who_asks_for_a_cut_is_told_whom_servers_wait_for) {
+  World world(on_arrival(), elastic(4, 300));
+  Trainer late(world.server, 4, 1);  // beyond those that are expected
+  enter(late, world, 4);
+  using Ranks = std::vector<uint32_t>;
+  const auto waits_for = [&] {
+    const auto request =
+        world[0].plain(wire::FrameKind::kCutStatus, 0, encode(wire::CutQuery{0, ""}));
+    const auto found = wire::decode_cut_status(view(world[0].reply(request).payload));
+    return std::pair(found.present, found.lost);
+  };
+  CHECK(waits_for() == std::pair(Ranks{0, 1, 2, 3, 4}, Ranks{}));
+  world[1].reply(world[1].ask(wire::FrameKind::kLeave));
+  CHECK(waits_for() == std::pair(Ranks{0, 1, 2, 3, 4}, Ranks{}));
+  say_goodbye(world[2]);
+  world[3].disconnect();
+  await_lost(world.server, 1);
+  CHECK(waits_for() == std::pair(Ranks{0, 1, 4}, Ranks{3}));
+  const TimePoint deadline = in_time();
+  while (!waits_for().second.empty()) {
+    CHECK(Clock::now() < deadline);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  CHECK(waits_for() == std::pair(Ranks{0, 1, 4}, Ranks{}));
+  Trainer newer(world.server, 3, 2);
+  enter(newer, world, 4);
+  CHECK(waits_for() == std::pair(Ranks{0, 1, 3, 4}, Ranks{}));
+}
+
 TEST(elastic_waiting_push_of_a_lost_trainer_is_dropped_whole) {
   World world(on_arrival(1), elastic(2));
   world[1].reply(world.push(1, ones()));

@@ -264,6 +264,8 @@ inline wire::CutStatus sample_cut_status() {
   status.table_steps = {9, 8, 7};
   status.block_steps = {6, 0};
   status.members = {0, 1, 3};
+  status.present = {0, 1};
+  status.lost = {3};
   status.files = {{"s002-t001-0000.safetensors", 1, 5, 300000, {0x11223344, 0x55667788}},
                   {"s002-dense.safetensors", wire::kDenseFile, 0, 0, {}}};
   status.base = 5;

@@ -85,7 +85,7 @@ const std::vector<Golden> kGolden = {
      "02000000020000001111111111111111111111111111111111111111111111111111111111111111"
      "2222222222222222222222222222222222222222222222222222222222222222"
      "0000000000000000"},
-    {"status of a cut", 280, 0xf360bf2e, ""},
+    {"status of a cut", 312, 0x478961f0, ""},
 };
 // clang-format on
 
@@ -102,7 +102,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 9);
+  CHECK_EQ(wire::kProtocolVersion, 10);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {

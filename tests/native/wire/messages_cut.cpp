@@ -52,6 +52,8 @@ TEST(messages_cut_status_round_trip) {
   CHECK(found.table_steps == meant.table_steps);
   CHECK(found.block_steps == meant.block_steps);
   CHECK(found.members == meant.members);
+  CHECK(found.present == meant.present);
+  CHECK(found.lost == meant.lost);
   CHECK_EQ(found.files.size(), 2u);
   CHECK_EQ(found.files[0].name, meant.files[0].name);
   CHECK_EQ(found.files[0].table, 1u);
