@@ -7,7 +7,9 @@ Of each trainer all gradients are equal, so that values say how many were applie
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import threading
 
@@ -32,6 +34,7 @@ from snapshot_parity import seeing
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.files import Files
 
 MEETS = [
     ("static", looked_up),
@@ -171,6 +174,50 @@ def test_trainer_0_ends_with_the_servers(first_back, tmp_path):
     assert rank == 1
     for some in values:
         assert some[:2] == [9, made - recovered["lost_updates"]]
+
+
+class Full(Files):
+    """A disk on which there is no room until somebody makes some."""
+
+    def __init__(self, room):
+        self.room = room
+
+    def create(self, path):
+        if not self.room.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path)
+
+
+@pytest.mark.parametrize("strategy", ["async", "geo"])
+def test_a_disk_that_is_full_is_waited_for(strategy, tmp_path, caplog):
+    """Not a name more until trainer 0 has said so; the other waits for its word."""
+    room = threading.Event()
+
+    def again(opt, model, rank):
+        opt.snapshots.directory.files = Full(room)
+        until_back(opt, model, rank)
+
+    def warnings():
+        told = [one.getMessage() for one in caplog.records]
+        return [one for one in told if "cannot come back to servers" in one]
+
+    lives = Lives(again=again, strategy=strategy)
+    with (
+        caplog.at_level(logging.WARNING),
+        own_jobs(2, **seeing(tmp_path), **WAITS) as jobs,
+    ):
+        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+        lives.wait(jobs)
+        jobs.kill_server()
+        lives.go[0].set()
+        jobs.restart_server(**WAITS)
+        until(lambda: jobs.check() or warnings(), PATIENCE_S)
+        room.set()
+        found = [one.result() for one in trainers]
+    assert len(found) == 2
+    assert all(one[2]["count"] == 1 for one in found)
+    assert len(warnings()) == 1
+    assert f"cannot write to {tmp_path}: No space left on device" in warnings()[0]
 
 
 # -- where it cannot ---------------------------------------------------------------

@@ -179,7 +179,7 @@ class Outliving:
         if there is None:
             raise InternalError("only parameters on servers go on with others")
         there.reopen(client)
-        snapshots.meet_again()
+        snapshots.meet_again(limit_s)
         if self._run.trainer_rank > 0:
             snapshots.await_values(limit_s)
         elif not there.opened.holds_values():

@@ -366,9 +366,10 @@ class Snapshots:
         self._captured.clear()
         self._saves.close(0.0)
 
-    def meet_again(self) -> None:
-        """Other servers are there, of another run."""
-        self._way = UnderWay(self._run, self.directory, self._subject.number)
+    def meet_again(self, limit_s: float) -> None:
+        """Other servers are there, of another run; a disk may refuse for so long."""
+        number = self._subject.number
+        self._way = UnderWay(self._run, self.directory, number, limit_s)
 
     def _met(self) -> UnderWay:
         if self._way is None:
@@ -394,6 +395,7 @@ class Snapshots:
         """
         way, self._last = self._met(), 0
         self.begin_anew()
+        self._way = way  # which has the patience
         way.check(self._saving)
         if self._leads:
             with self._noting_half():

@@ -10,6 +10,7 @@ comes later, not at all. So values are loaded once, however often trainers are s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
 
 _POLL_S = 0.02
+_RETRY_S = 0.2
+_WRITABLE = "See that the directory exists on this host, can be written and has space."
 _SHARED = (
     "Name the same directory by resume(path) or CPUDIST_SNAPSHOT_DIR, and by "
     "CPUDIST_SNAPSHOT_DIR for the servers."
@@ -58,6 +61,10 @@ class Begun:
     commit: int
 
 
+def _packed(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry).encode()
+
+
 class UnderWay:
     """Of one optimizer of one run. No method waits for what another trainer calls.
 
@@ -65,12 +72,17 @@ class UnderWay:
         run: this trainer's.
         directory: as this trainer understands it.
         number: which of the run's optimizers it is.
+        patience_s: how long from now on a disk may refuse what has to be written.
     """
 
-    def __init__(self, run: Run, directory: Directory, number: int) -> None:
+    def __init__(
+        self, run: Run, directory: Directory, number: int, patience_s: float = 0.0
+    ) -> None:
         self._run = run
         self._directory = directory
         self._number = number
+        self._patience_s = patience_s
+        self._patient_until = time.monotonic() + patience_s
         self._file = names.begun_name(run.run_id, number)
         #: It was in this run before, or comes when others have trained for long.
         self.comes_late = run.incarnation > 1 or run.trainer_rank >= run.trainer_count
@@ -86,7 +98,7 @@ class UnderWay:
         which = f"{self._number}-of-{run.trainer_rank}-{run.incarnation}"
         token = names.run_token(run.run_id, which)
         saving.use(self._directory.path)
-        self._write(token, {"trainer": run.trainer_rank})
+        self._write(token, b"")  # nothing in it: a disk that is full has names left
         try:
             blind = saving.sees(token)
         finally:
@@ -117,7 +129,8 @@ class UnderWay:
         except PeerLostError:
             raise  # as when it is killed: the others see it, or wait for its return
         except Error as error:
-            self._write(self._file, {"error": describe(error)})
+            with contextlib.suppress(SnapshotError):  # their wait ends all the same
+                self._write_once(self._file, _packed({"error": describe(error)}))
             raise
 
     def grown(self, folder: Path | None, whole: bool = True) -> Begun:
@@ -140,7 +153,8 @@ class UnderWay:
 
     def loaded(self, begun: Begun) -> None:
         """They are there; on trainer 0."""
-        self._write(self._file, {"name": begun.name, "commit": begun.commit})
+        entry = {"name": begun.name, "commit": begun.commit}
+        self._write(self._file, _packed(entry))
 
     def clear(self, saving: Saving) -> int:
         """Drops what trainer 0 had begun before it ended, and counts beyond it.
@@ -288,11 +302,42 @@ class UnderWay:
                 f"{path} is damaged: {error}. Start all jobs anew.", self._file
             ) from error
 
-    def _write(self, name: str, entry: dict[str, Any]) -> None:
+    def _write(self, name: str, contents: bytes) -> None:
+        """Writes a file; again and again, while there is patience.
+
+        Raises:
+            SnapshotError: the disk refuses it.
+            PeerLostError: the servers are lost meanwhile.
+        """
+        warned = False
+        while True:
+            try:
+                return self._write_once(name, contents)
+            except SnapshotError as error:
+                left_s = self._patient_until - time.monotonic()
+                if left_s <= 0:
+                    if not warned:
+                        raise
+                    raise SnapshotError(
+                        f"{error} It was tried for {self._patience_s:g} s "
+                        "(CPUDIST_REJOIN_S) to come back to servers, which needs that."
+                    ) from error
+                if not warned:
+                    logger.warning(
+                        "%s Without it this trainer cannot come back to servers: it "
+                        "tries again for %.0f s (CPUDIST_REJOIN_S).",
+                        error,
+                        left_s,
+                    )
+                warned = True
+            self._run.trainer_client().check()
+            time.sleep(_RETRY_S)
+
+    def _write_once(self, name: str, contents: bytes) -> None:
         files, path = self._directory.files, self._directory.path
-        with reported(f"cannot write to {path}", _SHARED):
+        with reported(f"cannot write to {path}", _WRITABLE):
             files.make_directory(path)
-            write_durably(files, path / name, [json.dumps(entry).encode()])
+            write_durably(files, path / name, [contents] if contents else [])
 
     def _remove(self, name: str) -> None:
         files, path = self._directory.files, self._directory.path / name

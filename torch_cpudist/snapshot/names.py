@@ -162,7 +162,7 @@ def left_name(run_id: int, param_set: int) -> str:
 
 
 def run_token(run_id: int, which: str) -> str:
-    """A small file of a run in the directory of its snapshots; never empty."""
+    """A small file of a run in the directory of its snapshots."""
     return f"{TOKEN}{run_text(run_id)}-{which}"
 
 
