@@ -111,7 +111,11 @@ void Chaos::begin(const Fault& fault) {
     case FaultKind::kCutToTrainer:
       return cluster.gate(fault.server).cut_to_trainer(fault.rank, incarnation);
     case FaultKind::kJump:
-      return world_.schedule.jump(milliseconds(fault.for_ms));
+      world_.schedule.jump(milliseconds(fault.for_ms));
+      for (uint32_t server = 0; server < world_.plan.servers; ++server) {
+        cluster.gate(server).jumped();
+      }
+      return;
     case FaultKind::kDisk: {
       testing::MemoryFiles& disk = cluster.disk(fault.server);
       const auto from = static_cast<int64_t>(world_.schedule.below(8));
@@ -120,7 +124,24 @@ void Chaos::begin(const Fault& fault) {
   }
 }
 
+void Chaos::check_silence() {
+  for (uint32_t server = 0; server < world_.plan.servers; ++server) {
+    const Gate& gate = world_.cluster->gate(server);
+    const std::string wrong = gate.unnoticed();
+    if (!wrong.empty()) world_.fail(wrong);
+    for (uint32_t rank = 0; rank < world_.plan.trainers; ++rank) {
+      const Trainer& trainer = *world_.trainers[rank];
+      if (!trainer.running() || !gate.silent_to(rank, trainer.incarnation())) continue;
+      if (trainer.has_failed()) continue;
+      world_.fail("trainer " + std::to_string(rank) + " has not counted server " +
+                  std::to_string(server) + " as lost, which is silent");
+    }
+  }
+}
+
 void Chaos::end(const Fault& fault) {
+  check_silence();
+  if (fault.for_ms > kSilenceMs) ++world_.counts.silences;
   world_.events.note("it is over that " + describe(fault));
   Cluster& cluster = *world_.cluster;
   switch (fault.kind) {

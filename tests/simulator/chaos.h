@@ -33,6 +33,8 @@ class Chaos {
   void begin(const Fault& fault);
   void end(const Fault& fault);
   void kill_trainer(uint32_t rank);
+  // Whoever is silent for long is lost to those that are there.
+  void check_silence();
 
   World& world_;
   std::optional<TimePoint> began_;

@@ -3,6 +3,10 @@
 
 #include "simulator/gate.h"
 
+#include <algorithm>
+#include <chrono>
+
+#include "simulator/plan.h"
 #include "wire/codec/codec.h"
 #include "wire/frame_kind.h"
 #include "wire/sections.h"
@@ -36,6 +40,11 @@ class Gate::Watched final : public transport::Connection,
   uint64_t bytes = 0;      // that the server has read
   bool closing = false;    // by the server
   bool heard_end = false;  // the server knows of its end
+  bool told_end = false;   // and the trainer
+  // When the server has read of it, and the trainer could last, once it has introduced itself and
+  // was answered.
+  std::optional<TimePoint> heard;
+  std::optional<TimePoint> spoken;
 
  private:
   Gate& gate_;
@@ -124,6 +133,7 @@ void Gate::take(Item item) {
   }
   if (link.closing) return;
   note("->", link, item.frame, "");
+  if (link.heard || item.frame.header.kind == wire::FrameKind::kHello) link.heard = Clock::now();
   link.bytes += wire::kHeaderBytes + item.frame.payload.size();
   if (watch_.asked(item.frame) && pushed_) read_push(item.frame);
   try {
@@ -182,7 +192,11 @@ void Gate::give(Item item) {
     outgoing_.push_back(std::move(item));
     return;
   }
-  if (item.closes) return item.link->inner->close(item.reason);
+  if (item.closes) {
+    item.link->told_end = true;
+    return item.link->inner->close(item.reason);
+  }
+  item.link->spoken = Clock::now();
   note("<-", *item.link, item.frame, "");
   item.link->inner->send(std::move(item.frame));
 }
@@ -196,11 +210,13 @@ void Gate::give_kept() {
 
 void Gate::thaw() {
   frozen_ = false;
+  forget_silence(nullptr);
   take_kept();
 }
 
 void Gate::thaw_trainer(uint32_t rank) {
   frozen_trainers_.erase(rank);
+  forget_silence(&rank);
   give_kept();
 }
 
@@ -209,6 +225,40 @@ void Gate::heal(uint32_t rank) {
   cut_out_.erase(rank);
   if (!frozen_) take_kept();
   give_kept();
+}
+
+// ---- silence ----
+
+bool Gate::is_silence(const std::optional<TimePoint>& since) const {
+  const auto limit = std::chrono::milliseconds(kSilenceMs);
+  // A process that was away itself hears of nobody's silence.
+  return since && Clock::now() - std::max(*since, schedule_.slept_until()) > limit;
+}
+
+std::string Gate::unnoticed() const {
+  if (dead_ || frozen_) return {};
+  for (const auto& [connection, link] : links_) {
+    if (link->closing || link->heard_end || !is_silence(link->heard)) continue;
+    return "server " + std::to_string(shard_) + " has not counted trainer " +
+           std::to_string(link->rank) + " as lost, which is silent";
+  }
+  return {};
+}
+
+bool Gate::silent_to(uint32_t rank, uint32_t incarnation) const {
+  return !dead_ && !frozen_trainers_.contains(rank) &&
+         std::any_of(links_.begin(), links_.end(), [&](const auto& one) {
+           const Watched& link = *one.second;
+           return link.rank == rank && link.incarnation == incarnation && !link.told_end &&
+                  is_silence(link.spoken);
+         });
+}
+
+void Gate::forget_silence(const uint32_t* rank) {
+  for (const auto& [connection, link] : links_) {
+    if (rank == nullptr && link->heard) link->heard = Clock::now();
+    if ((rank == nullptr || link->rank == *rank) && link->spoken) link->spoken = Clock::now();
+  }
 }
 
 }  // namespace cpudist::simulator

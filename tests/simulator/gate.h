@@ -10,10 +10,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "server/server.h"
 #include "simulator/event_log.h"
 #include "simulator/staleness_watch.h"
@@ -54,6 +56,15 @@ class Gate final : public transport::ConnectionHandler {
   // The process has been killed: what it says of its end was never said.
   void trainer_killed(uint32_t rank, uint32_t incarnation) { killed_[rank] = incarnation; }
 
+  // ---- silence ----
+  // A trainer that this server has not counted as lost, though it has heard nothing of it for more
+  // than kSilenceMs; empty: none.
+  std::string unnoticed() const;
+  // And whether this process of a trainer has heard nothing of the server for so long.
+  bool silent_to(uint32_t rank, uint32_t incarnation) const;
+  // Clocks have jumped: nobody knows who was silent.
+  void jumped() { forget_silence(nullptr); }
+
   // ---- the network ----
   void on_open(const Link& connection) override;
   void on_frame(const Link& connection, wire::Frame frame) override;
@@ -69,6 +80,8 @@ class Gate final : public transport::ConnectionHandler {
     std::string reason;
   };
 
+  // Whether nothing was heard since then, of those that could look, for too long.
+  bool is_silence(const std::optional<TimePoint>& since) const;
   bool cut_in(const Watched& link) const;
   bool cut_out(const Watched& link) const;
   void take(Item item);
@@ -76,6 +89,8 @@ class Gate final : public transport::ConnectionHandler {
   // Hands on what was kept, as far as nobody keeps it any more.
   void take_kept();
   void give_kept();
+  // Silences begin now; of trainers' with this rank, or of all and of the server's.
+  void forget_silence(const uint32_t* rank);
   bool send(const WatchedPtr& link, wire::Frame frame);
   void close(const WatchedPtr& link, const std::string& reason);
   void read_push(const wire::Frame& frame) const;

@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kLeastCap = 1500;
 constexpr uint64_t kMostCap = 4000;
 
+constexpr uint64_t kLeastMs = 5;  // of a fault that lasts
+
 class Draw {
  public:
   explicit Draw(uint64_t seed) : random_(seed) {}
@@ -52,7 +54,8 @@ transport::FaultPlan draw_network(uint64_t seed, Draw& draw) {
   return plan;
 }
 
-Fault draw_fault(const Plan& plan, Draw& draw) {
+// `short_ms`: how long faults are in all that lose nobody, as one may begin where another ends.
+Fault draw_fault(const Plan& plan, uint64_t* short_ms, Draw& draw) {
   constexpr FaultKind kinds[] = {
       FaultKind::kKillTrainer,   FaultKind::kLoseHost,     FaultKind::kKillServer,
       FaultKind::kFreezeTrainer, FaultKind::kFreezeServer, FaultKind::kCutToServer,
@@ -73,8 +76,12 @@ Fault draw_fault(const Plan& plan, Draw& draw) {
       fault.for_ms = draw.one_in(2) ? 0 : draw.between(10, 100);
       break;
     default:
-      fault.for_ms = draw.one_in(2) ? draw.between(5, kShortMs)
-                                    : draw.between(3 * kLivenessMs / 2, 2 * kLivenessMs);
+      if (draw.one_in(2) && *short_ms + kLeastMs <= kShortMs) {
+        fault.for_ms = draw.between(kLeastMs, kShortMs - *short_ms);
+        *short_ms += fault.for_ms;
+      } else {
+        fault.for_ms = draw.between(3 * kLivenessMs / 2, 3 * kLivenessMs);
+      }
   }
   return fault;
 }
@@ -144,7 +151,8 @@ Plan plan_of(uint64_t seed) {
   plan.network = draw_network(seed, draw);
   plan.keyed = seed % 8 == 5 || seed % 8 == 7;  // no draw: others have what they always had
   const uint64_t count = draw.below(4);
-  for (uint64_t i = 0; i < count; ++i) plan.faults.push_back(draw_fault(plan, draw));
+  uint64_t short_ms = 0;
+  for (uint64_t i = 0; i < count; ++i) plan.faults.push_back(draw_fault(plan, &short_ms, draw));
   std::stable_sort(plan.faults.begin(), plan.faults.end(),
                    [](const Fault& a, const Fault& b) { return a.at_ms < b.at_ms; });
   return plan;

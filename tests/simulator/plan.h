@@ -42,10 +42,12 @@ struct Fault {
   uint64_t for_ms = 0;
 };
 
-// Silence of so long is a loss; a fault of at most a quarter of it is none.
+// Silence of so long is a loss; faults of three fifths of it together are none.
 inline constexpr uint64_t kLivenessMs = 400;
 inline constexpr uint64_t kGraceMs = 100;
-inline constexpr uint64_t kShortMs = 90;
+inline constexpr uint64_t kShortMs = kLivenessMs * 3 / 5;
+// Whoever is there has counted one as lost that was silent for so long.
+inline constexpr uint64_t kSilenceMs = 2 * kLivenessMs;
 // Longer than anything that ends by itself: who waits for so long waits for ever.
 inline constexpr uint64_t kHangMs = 30000;
 inline constexpr uint64_t kMarkersMs = 3000;

@@ -77,6 +77,15 @@ void Trainer::kill() {
   client_->abort("killed");
 }
 
+bool Trainer::has_failed() const {
+  try {
+    client_->check();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
+
 void Trainer::stop() {
   if (client_ == nullptr) return;
   world_.model.end(rank_);

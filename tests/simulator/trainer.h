@@ -33,6 +33,8 @@ class Trainer {
   void kill();
   uint32_t incarnation() const { return incarnation_; }
   bool running() const { return client_ != nullptr; }
+  // Whether it has been told that it goes on no more.
+  bool has_failed() const;
   // Of a trainer that has made its steps: everything that servers hold.
   Values read();
   // Of one that steps by itself: what it has itself, once it has taken in what others have moved.

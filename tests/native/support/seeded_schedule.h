@@ -41,6 +41,8 @@ class SeededSchedule final : public Schedule {
   // Of all that was decided so far.
   uint64_t digest() const { return digest_; }
   uint64_t decisions() const { return decisions_; }
+  // When those that could have gone on did so again that were slow for long, last of all.
+  Time slept_until() const { return slept_until_; }
   std::chrono::milliseconds passed() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(now_ - Time(kStart));
   }
@@ -160,6 +162,7 @@ class SeededSchedule final : public Schedule {
       const bool waits = soonest != Time::max();
       if (ready_.empty() && !waits) stop("nobody can go on");
       if (ready_.empty() || (waits && below(kSlow) == 0)) {
+        if (!ready_.empty() && soonest - now_ > kLong) slept_until_ = soonest;
         now_ = soonest;
         continue;
       }
@@ -186,6 +189,7 @@ class SeededSchedule final : public Schedule {
   }
 
   static constexpr uint64_t kSlow = 32;
+  static constexpr std::chrono::milliseconds kLong{50};
 
   std::mt19937_64 random_;
   // By one whose turn it is not yet.
@@ -201,6 +205,7 @@ class SeededSchedule final : public Schedule {
   std::function<void(const std::string&)> when_stuck_;
   size_t running_ = 0;
   Time now_{kStart};
+  Time slept_until_{};
   uint64_t digest_ = 0;
   uint64_t decisions_ = 0;
 };
