@@ -25,6 +25,7 @@ struct Counts {
   uint64_t exchanges = 0;    // of trainers that step by themselves, that were finished
   uint64_t refused = 0;      // processes of trainers that had a push refused: no memory for it
   uint64_t early_bytes = 0;  // of gradients that went before their push
+  uint64_t fenced = 0;       // processes that came again when another had taken their place
   uint64_t silences = 0;     // faults that lasted for longer than any silence may be unnoticed
   uint64_t simulated_ms = 0;
 
@@ -44,6 +45,7 @@ struct Counts {
     exchanges += other.exchanges;
     refused += other.refused;
     early_bytes += other.early_bytes;
+    fenced += other.fenced;
     silences += other.silences;
     simulated_ms += other.simulated_ms;
   }

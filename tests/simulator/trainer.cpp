@@ -1,6 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 
+// long: one class, all that a trainer does
+
 #include "simulator/trainer.h"
 
 #include <algorithm>
@@ -134,6 +136,27 @@ void Trainer::start() {
     pushes_ = std::make_unique<client::AsyncPushes>(set_, queue);
   }
   if (incarnation_ == 1) ++world_.started;
+  if (incarnation_ > 1) connect_as_before();
+}
+
+// The process before this one lives on somewhere: no server that has met this one lets it in again.
+void Trainer::connect_as_before() {
+  const uint32_t before = incarnation_ - 1;
+  client::ClientOptions options = world_.cluster->client_options(rank_, before);
+  options.connect_deadline_ms = kLivenessMs;
+  options.interrupted = [this] { return world_.life_over(); };
+  client::Client client(options, [&](transport::ConnectionHandler* handler) {
+    return make_connector(world_.cluster->connector(handler, rank_, before), nullptr);
+  });
+  try {
+    client.connect();
+  } catch (const Error& error) {
+    world_.events.note(name() + ", process " + std::to_string(before) + ": " + error.what());
+    if (error.code() == ErrorCode::kFenced) ++world_.counts.fenced;
+    return;
+  }
+  world_.fail(name() + ": its process " + std::to_string(before) +
+              " was let in, though another one has taken its place");
 }
 
 void Trainer::store_values() {

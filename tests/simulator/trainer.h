@@ -45,6 +45,7 @@ class Trainer {
 
  private:
   void start();
+  void connect_as_before();
   void store_values();
   void take_snapshot();
   void load_values();

@@ -35,7 +35,7 @@ TEST(simulator_finds_nothing_wrong_in_what_happens) {
   CHECK(all.cuts > all.committed && all.committed > 0);
   CHECK(all.processes > 0 && all.lives > all.restored && all.restored > 0);
   CHECK(all.exchanges > 0 && all.refused > 0 && all.early_bytes > 0);
-  CHECK(all.silences > 0);
+  CHECK(all.silences > 0 && all.fenced > 0);
 }
 
 TEST(simulator_runs_a_seed_again_as_it_ran) {

@@ -185,14 +185,15 @@ void print(const Tally& tally, double seconds) {
       "swapped\n"
       "%lu requests sent again\n"
       "%lu trainers' processes lost, %lu lives of servers, %lu of them restored from a snapshot\n"
+      "%lu processes that came again were fenced\n"
       "%lu cuts asked for, %lu not written, %lu committed and compared, %lu leaves\n"
       "%lu exchanges of deltas, %lu trainers' processes refused memory\n"
       "%lu bytes of gradients sent before their push\n"
       "%.0f simulated seconds in %.1f s\n",
       number(all.steps), number(all.faults), number(all.silences), number(all.frames),
       number(all.resent), number(all.processes), number(all.lives), number(all.restored),
-      number(all.cuts), number(all.unwritten), number(all.committed), number(all.leaves),
-      number(all.exchanges), number(all.refused), number(all.early_bytes),
+      number(all.fenced), number(all.cuts), number(all.unwritten), number(all.committed),
+      number(all.leaves), number(all.exchanges), number(all.refused), number(all.early_bytes),
       static_cast<double>(all.simulated_ms) / 1000, seconds);
   std::printf("%lu passed, %lu failed\n",
               number(all.seeds - std::min(all.seeds, tally.failed.load())), number(tally.failed));
