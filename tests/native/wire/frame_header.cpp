@@ -86,7 +86,7 @@ TEST(wire_header_survives_the_round_trip) {
   const wire::FrameHeader header = sample_header();
   const auto bytes = wire::encode_header(header);
   CHECK_EQ(std::memcmp(bytes.data(), "CPD1", 4), 0);
-  CHECK_EQ(bytes[4], 9);
+  CHECK_EQ(bytes[4], 10);
   CHECK_EQ(bytes[6], 8);
   CHECK_EQ(bytes[8], 0x88);
   CHECK_EQ(bytes[26], 7);
