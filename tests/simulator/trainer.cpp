@@ -303,6 +303,8 @@ void Trainer::push_round(const client::StepPush& push, std::optional<float> befo
 
 void Trainer::push_later(const client::StepPush& push) {
   pushes_->enqueue(push);
+  // A queue goes on behind a push that is refused; the model has a process end with it.
+  if (world_.plan.memory_cap > 0) set_->drain();
   if (world_.plan.strategy == Strategy::kBounded) world_.model.applied(rank_);
 }
 
