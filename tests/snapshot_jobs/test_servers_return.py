@@ -46,6 +46,16 @@ MEETS = [
 ]
 
 
+def without_servers(jobs, lives):
+    """Trainers that go on while their servers are killed and started again."""
+    trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+    lives.wait(jobs)
+    jobs.kill_server()
+    lives.go[0].set()
+    jobs.restart_server(**WAITS)
+    return trainers
+
+
 @pytest.mark.parametrize(("kind", "again"), MEETS)
 def test_trainers_go_on_and_what_is_lost_is_counted(kind, again, tmp_path, caplog):
     lives = Lives(kind, again=again)
@@ -53,12 +63,7 @@ def test_trainers_go_on_and_what_is_lost_is_counted(kind, again, tmp_path, caplo
         caplog.at_level(logging.WARNING),
         own_jobs(2, **seeing(tmp_path), **WAITS) as jobs,
     ):
-        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
-        lives.wait(jobs)
-        jobs.kill_server()
-        lives.go[0].set()
-        jobs.restart_server(**WAITS)
-        found = [one.result() for one in trainers]
+        found = [one.result() for one in without_servers(jobs, lives)]
     check(found)
     told = [r.getMessage() for r in caplog.records]
     assert (
@@ -206,11 +211,7 @@ def test_a_disk_that_is_full_is_waited_for(strategy, tmp_path, caplog):
         caplog.at_level(logging.WARNING),
         own_jobs(2, **seeing(tmp_path), **WAITS) as jobs,
     ):
-        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
-        lives.wait(jobs)
-        jobs.kill_server()
-        lives.go[0].set()
-        jobs.restart_server(**WAITS)
+        trainers = without_servers(jobs, lives)
         until(lambda: jobs.check() or warnings(), PATIENCE_S)
         room.set()
         found = [one.result() for one in trainers]
