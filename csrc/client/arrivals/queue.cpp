@@ -209,12 +209,6 @@ void PushQueue::drain(const char* what) {
   raise_refusal();
 }
 
-bool PushQueue::is_done() {
-  const std::lock_guard lock(mutex_);
-  raise_failure();
-  return waiting_.empty() && !busy_;
-}
-
 bool PushQueue::is_answered() {
   const std::lock_guard lock(mutex_);
   raise_failure();

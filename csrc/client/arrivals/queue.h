@@ -86,8 +86,9 @@ class PushQueue final : public Background {
   std::optional<CutAnswer> take_cut_answer();
   void drain() override { drain("flush"); }
   void drain(const char* what);  // which waits, for messages; as throw_failure()
-  bool is_done();      // whether all is applied; does not wait. Throws what the queue failed with
-  bool is_answered();  // whether all pushes are, which a marker may wait behind; as is_done()
+  // Whether all pushes are, which a marker may wait behind; does not wait. Throws what the queue
+  // failed with.
+  bool is_answered();
   void drain_pushes(const char* what);  // until then
   // What the queue has failed with, and sends nothing any more; or once why servers have refused a
   // push, of which nothing is left to do: those behind it are sent.
