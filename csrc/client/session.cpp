@@ -642,10 +642,12 @@ void Session::look_after_links(std::unique_lock<std::mutex>& lock,
   // First: after an absence of this process it is not they who were silent.
   const TimePoint begun = Clock::now();
   beat(lock, begun, attendance.was_away(begun));
+  const Clock::duration missed = attendance.missed();
   for (Link& link : links_) {
     if (failure_ || stopping_) break;
     const TimePoint now = Clock::now();
     const bool down = link.state == LinkState::kBroken || link.state == LinkState::kHandshake;
+    if (down) link.give_up += missed;
     if (down && has_ended(link.process)) {
       lose(link, "its process has ended");
     } else if (down && now >= link.give_up) {

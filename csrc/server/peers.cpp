@@ -481,9 +481,12 @@ std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) c
   return peer.heard + milliseconds(options_.liveness_ms);
 }
 
-void Peers::note_signs_of_life(TimePoint now, bool was_away) {
+void Peers::note_signs_of_life(TimePoint now, bool was_away, Clock::duration missed) {
   for (Peer& peer : peers_) {
-    if (!peer.connection) continue;
+    if (!peer.connection) {
+      peer.broken = std::min(peer.broken + missed, now);
+      continue;
+    }
     const bool moved = transport::has_moved(*peer.connection, peer.bytes_seen);
     if (was_away || moved) peer.heard = std::max(peer.heard, now);
   }
@@ -507,7 +510,7 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
   transport::Attendance attendance(options_.liveness_ms);
   while (!stopped_) {
     const TimePoint now = Clock::now();
-    note_signs_of_life(now, attendance.was_away(now));
+    note_signs_of_life(now, attendance.was_away(now), attendance.missed());
     std::optional<TimePoint> next;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
       Peer& peer = peers_[rank];

@@ -130,7 +130,7 @@ class Peers {
   bool expected(uint32_t rank) const;
   TimePoint given_up_at(const Peer& peer) const;  // a lost one
   std::string describe(uint32_t rank) const;
-  void note_signs_of_life(TimePoint now, bool was_away);
+  void note_signs_of_life(TimePoint now, bool was_away, Clock::duration missed);
   // When `rank` will be overdue, or nothing; with `why` the reason in words.
   std::optional<TimePoint> overdue_at(const Peer& peer, std::string* why) const;
 

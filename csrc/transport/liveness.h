@@ -35,19 +35,27 @@ inline std::chrono::milliseconds look_interval(uint64_t liveness_ms) {
 class Attendance {
  public:
   explicit Attendance(uint64_t liveness_ms)
-      : most_(3 * beat_interval(liveness_ms)), last_(Clock::now()) {}
+      : most_(3 * beat_interval(liveness_ms)),
+        look_(look_interval(liveness_ms)),
+        last_(Clock::now()) {}
   // To be asked at every look.
   bool was_away(TimePoint now) {
-    const bool away = now - last_ > most_;
+    const Clock::duration since = now - last_;
     last_ = now;
-    return away;
+    missed_ = std::max(since - look_, Clock::duration::zero());
+    return since > most_;
   }
+  // For how long the last look that was asked about had been due. In that time nobody could be
+  // reached, and it is no part of a wait for somebody to come back.
+  Clock::duration missed() const { return missed_; }
   // What took its time since the last look was no absence.
   void stay(TimePoint now) { last_ = now; }
 
  private:
-  std::chrono::milliseconds most_;
+  Clock::duration most_;
+  Clock::duration look_;
   TimePoint last_;
+  Clock::duration missed_{};
 };
 
 // Whether bytes have moved on a connection since the last look, which is a sign

@@ -290,6 +290,7 @@ void PeerLinks::keep() {
     for (uint32_t rank = 0; rank < options_.peers && !closed_; ++rank) {
       if (rank == options_.rank) continue;
       if (was_away) peers_[rank].heard = std::max(peers_[rank].heard, now);
+      if (!peers_[rank].out.open) peers_[rank].out.give_up += attendance.missed();
       try {
         look_after(rank, lock, beat);
       } catch (const std::exception&) {

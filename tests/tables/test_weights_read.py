@@ -298,6 +298,7 @@ WRITES = {
     "data[0:3].zero_": lambda w: w.data[0:3].zero_(),
     "data.view.mul_": lambda w: w.data.view(-1).mul_(2.0),
     "data.T.zero_": lambda w: w.data.T.zero_(),
+    "data =": lambda w: setattr(w, "data", torch.ones(ROWS, DIM)),
 }
 
 
@@ -313,6 +314,17 @@ def test_what_writes_through_an_alias_is_noticed(how):
         with pytest.raises(cpudist.ModelChangedError, match=r"bag\.weight"):
             optimizer.flush()
         optimizer.flush(overwrite=True)
+        assert float((looked_up(model) - expected()).abs().max()) <= 1e-6
+
+    run(body, 1)
+
+
+def test_memory_of_its_own_with_the_same_values_is_no_write():
+    def body(context):
+        model, _optimizer = trained(context)
+        model.bag.weight.data = model.bag.weight.data.clone()
+        assert float((looked_up(model) - expected()).abs().max()) <= 1e-6
+        model.to(torch.float64).to(torch.float32)
         assert float((looked_up(model) - expected()).abs().max()) <= 1e-6
 
     run(body, 1)

@@ -254,6 +254,24 @@ def _setting(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return _called(func, args, kwargs)
 
 
+def _placing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``weight.data = other``: a move of the same values, or a write of others."""
+    weight, other = args[:2]
+    if not isinstance(weight, TableWeight) or not isinstance(weight, nn.Parameter):
+        return _setting(func, args, kwargs)
+    with as_it_stands():
+        fits = weight.shape == other.shape and weight.dtype == other.dtype
+        # By bits: rows may hold what is no number. What does not fit is refused later.
+        moved = not fits or torch.equal(
+            weight.detach().view(torch.int32),
+            other.detach().to(weight.device).view(torch.int32),
+        )
+    made = _setting(func, args, kwargs)
+    if not moved:
+        weight._cpudist_rows.written()
+    return made
+
+
 def in_graph(
     is_blind: Callable[[Function], bool],
     call: Function,
@@ -335,6 +353,7 @@ def _ways() -> dict[Function, Callable[..., Any]]:
     for alias in (torch.Tensor.detach, torch.detach):
         ways[alias] = _aliasing
     ways[torch.Tensor.data.__get__] = _detaching  # type: ignore[attr-defined]
+    ways[torch.Tensor.data.__set__] = _placing  # type: ignore[attr-defined]
     for lookup in (
         nn.functional.embedding,
         nn.functional.embedding_bag,
@@ -351,7 +370,7 @@ def _ways() -> dict[Function, Callable[..., Any]]:
 
 
 _HOW = _ways()
-_BLIND = {func for func, how in _HOW.items() if how in (_called, _setting)}
+_BLIND = {func for func, how in _HOW.items() if how in (_called, _setting, _placing)}
 
 
 def blind(func: Function) -> bool:
