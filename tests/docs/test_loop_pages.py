@@ -219,4 +219,4 @@ def test_accelerates_state_takes_remote_rows_along(tmp_path):
     body = body.replace('accelerator.save_state("state")', "")
     names = run_block(body, "state", with_data_loader())
     assert torch.equal(names["rows"], first["rows"])
-    assert names["opt"].counters()["steps"] == first["opt"].counters()["steps"] == 12
+    assert names["opt"].stats()["steps"] == first["opt"].stats()["steps"] == 12

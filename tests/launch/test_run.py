@@ -14,6 +14,7 @@ class Noted(Participant):
     """Notes what a run calls, in order."""
 
     def __init__(self, name, calls):
+        self.optimizer = self
         self.name = name
         self.calls = calls
 
@@ -44,6 +45,7 @@ class Noted(Participant):
 
 class Closing:
     def __init__(self, name, calls):
+        self.optimizer = self
         self.name = name
         self.calls = calls
 

@@ -297,9 +297,9 @@ def test_trainers_call_one_directory_by_names_of_their_own(tmp_path):
         job.train(3, 5)
         job.opt.load_snapshot(tmp_path / "of_0" / "here")
         found = job.values()
-        before = job.opt.global_step()
+        before = cpudist.global_step()
         job.train(6, 7)
-        return found, job.opt.global_step() - before
+        return found, cpudist.global_step() - before
 
     for found, steps in ranks(Setup(seed=2), tmp_path / "real", body):
         assert same(found, values)

@@ -141,7 +141,7 @@ def _optimizer_of(model: nn.Module) -> DistributedOptimizer | None:
     mine = {id(parameter) for parameter in model.parameters()}
     found = [
         one
-        for one in run.participants()
+        for one in (part.optimizer for part in run.participants())
         if isinstance(one, DistributedOptimizer)
         and mine & {id(parameter) for parameter in one.trained_parameters()}
     ]
@@ -258,7 +258,7 @@ def _export_own(
     entered = opt.averaged() if averaged else contextlib.nullcontext()
     with entered:
         if opt.leads:
-            counted = opt.counters()
+            counted = opt.counted.counters()
             version = Version(counted["rounds"], counted["samples"], counted["steps"])
             _write_own(model, path, dtype, bases, averaged, version)
 

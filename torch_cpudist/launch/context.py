@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_cpudist.errors import (
     ConfigurationError,
@@ -32,7 +32,7 @@ from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.loads import ServerLoad
 from torch_cpudist.launch.preemption import Preemption
 from torch_cpudist.launch.rooms import ServerRoom
-from torch_cpudist.launch.run import Participant, Run, forked
+from torch_cpudist.launch.run import Run, forked
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.log import logger
 from torch_cpudist.machine import topology
@@ -95,9 +95,9 @@ class Context(Run):
         """This rank's share of its host's cores."""
         return self._threads.cores
 
-    def optimizers(self) -> list[Participant]:
+    def optimizers(self) -> list[Any]:
         """The open optimizers, oldest first."""
-        return list(self.participants())
+        return [part.optimizer for part in self.participants()]
 
     # -- the current context of a thread -----------------------------------------------
 

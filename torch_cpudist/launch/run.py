@@ -74,12 +74,14 @@ OwnedT = TypeVar("OwnedT", bound=Closeable)
 
 
 class Participant(ABC):
-    """What takes part in a run's barriers and in its end: an optimizer.
+    """What takes part in a run's barriers and in its end: an optimizer's part.
 
     Attributes:
+        optimizer: whose part it is, as scripts have it.
         strategy: that it trains by.
     """
 
+    optimizer: Any
     strategy: Strategy
 
     @abstractmethod

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist import _core
 from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
-from torch_cpudist.errors import ClosedError, ModelChangedError
+from torch_cpudist.errors import ClosedError
 from torch_cpudist.launch import context
 from torch_cpudist.launch.baseline import Baseline
-from torch_cpudist.launch.run import Participant, Run
+from torch_cpudist.launch.run import Run
 from torch_cpudist.log import logger
 from torch_cpudist.model.checks import check_no_remote
 from torch_cpudist.model.first_gradients import FirstGradients
@@ -34,6 +33,7 @@ from torch_cpudist.optimizer.outliving import Outliving
 from torch_cpudist.optimizer.phases import Counted, waited_by
 from torch_cpudist.optimizer.prefetching import Prefetching
 from torch_cpudist.optimizer.returning import check_return
+from torch_cpudist.optimizer.taking_part import Parts, TakingPart
 from torch_cpudist.optimizer.untrained import Untrained
 from torch_cpudist.resuming.paces import Often
 from torch_cpudist.resuming.resumable import Resumable
@@ -53,7 +53,7 @@ from torch_cpudist.strategies.registry import resolve
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class DistributedOptimizer(face.ServedOptimizer, Participant):
+class DistributedOptimizer(face.ServedOptimizer):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
@@ -158,9 +158,24 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._resumable = Resumable(self._run, model)
         self._outliving = Outliving(self._run, self._driver, self._resumable)
         self._baseline = Baseline()
-        self._run.add_participant(self)
+        self._part = self._taking_part()
+        self._run.add_participant(self._part)
 
     # -- construction ------------------------------------------------------------------
+
+    def _taking_part(self) -> TakingPart:
+        parts = Parts(
+            run=self._run,
+            driver=self._driver,
+            counted=self._counted,
+            averages=self._averages,
+            foreseen=self._foreseen,
+            initial=self._initial,
+            resumable=self._resumable,
+            outliving=self._outliving,
+            baseline=self._baseline,
+        )
+        return TakingPart(self, parts)
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What is trained, tables first."""
@@ -222,7 +237,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         mine = self._trained_ids()
         return [
             other
-            for other in self._run.participants()
+            for other in (one.optimizer for one in self._run.participants())
             if isinstance(other, DistributedOptimizer) and mine & other._trained_ids()
         ]
 
@@ -308,7 +323,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         check_return(self._run, self._driver)
         counted = self._counted
         counted.step_begins()
-        self._resumable.before_step(self.counters())
+        self._resumable.before_step(self._counted.counters())
         loss = face.evaluated(closure)
         began_s = counted.step_begins()
         if not counted.steps:
@@ -327,7 +342,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         logger.debug("step %d: update %d", counted.steps, counted.rounds)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
-        self._outliving.end_step(lambda: self._resumable.after_step(self.counters()))
+        self._outliving.end_step(lambda: self._resumable.after_step(counted.counters()))
         counted.step_is_over()
         self._baseline.count(self.stats, self._run.loops.totals)
         self._run.leave_if_asked()
@@ -415,24 +430,6 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         changed = bool(parameters.changed())
         self._outliving.lasting(lambda: self._driver.flush(pull, changed))
 
-    def take_home(self, pull: str) -> None:
-        """Flushes, unless the model was changed after its last step: for shutdown."""
-        if self._averages.are_here:
-            logger.warning(
-                "shutdown inside of opt.averaged(): the model keeps the averages of "
-                "its dense parameters, and of the rows that were looked up."
-            )
-            return
-        try:
-            self._open().check_kept()
-            self.flush(pull)
-            if pull != "all":
-                # Rows stay old here: nobody trains them on, so no state either.
-                tables = self._open().placement.tables
-                self._initial.forget_large({id(t.found.weight) for t in tables})
-        except ModelChangedError as changed:
-            logger.warning("shutdown leaves the model as it is: %s", changed)
-
     def leave(self) -> None:
         """Ends this trainer's part in rounds: the others go on without it.
 
@@ -443,7 +440,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._counted.said_left = True
 
     def _leave(self) -> None:
-        self._resumable.leaving(self.counters())
+        self._resumable.leaving(self._counted.counters())
         self._driver.leave()
         self._resumable.settle()
 
@@ -459,42 +456,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         parameters.check_unchanged()
         self._outliving.lasting(self._driver.join)
 
-    def before_barrier(self) -> None:
-        """Hands on what it must before everybody has left: for ``barrier()``."""
-        self._averages.check_not_entered("barrier()")
-        self._resumable.leaving(self.counters())
-        self._driver.before_barrier()
-        self._resumable.settle()
-
-    def after_barrier(self) -> None:
-        """Joins again, unless the model was written: for ``barrier()``."""
-        parameters = self._open()
-        pulled = self._driver.pulled
-        if pulled is not None:
-            pulled.age_rows()
-        if parameters.bounded and not parameters.changed():
-            parameters.join()
-
-    def round_steps(self) -> dict[str, Any] | None:
-        """Steps in rounds since the last barrier, for comparing them there."""
-        if not self._driver.in_rounds:
-            return None
-        groups = self._open().placement.layout.trainer_groups
-        group = groups[self._run.trainer_rank] if groups else 0
-        return {**self._counted.since_barrier(), "group": group}
-
-    def begin_counting(self) -> None:
-        """A barrier is over: rounds begin anew with everybody."""
-        self._counted.barrier()
-
     @property
     def rounds(self) -> int:
         """Updates behind the dense values as of this trainer's last step; 0 before."""
         return self._counted.rounds
-
-    def global_step(self) -> int:
-        """See ``cpudist.global_step``."""
-        return self._driver.global_step(self._counted.rounds)
 
     def count_phases(self) -> None:
         """Counts from now on where time goes: ``stats()["phase_s"]``. Idempotent.
@@ -541,20 +506,6 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             "lookups": stats_of(self._foreseen),
             **self._driver.stats(),
             **self._resumable.stats(),
-            **self._outliving.stats(),
-        }
-
-    def observed(self) -> Mapping[str, Any]:
-        """What of ``stats`` is this optimizer's own, for any thread.
-
-        Of snapshots as of when this trainer last looked, of ``exchange`` what is late.
-        """
-        return {
-            **self._counted.stats(),
-            "updates": self._counted.rounds,
-            "lookups": stats_of(self._foreseen),
-            **self._driver.observed(),
-            **self._resumable.observed(),
             **self._outliving.stats(),
         }
 
@@ -744,7 +695,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             driver=self._driver,
             strategy=(self.strategy.name, {"given": repr(self.strategy)}),
             average_decay=0.0 if self.average is None else self.average.decay,
-            counters=self,
+            counters=self._counted,
             readers=self._prefetching.readers,
         )
         pace = (every_steps, every_s, delta_every_steps, delta_every_s)
@@ -775,8 +726,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             InvalidArgumentError: no such name can be, or another trainer has to say so.
             SnapshotError: it was not taken or not saved. Training is as before.
         """
-        snapshots = self._resumed("save_snapshot")
-        return self._outliving.lasting(lambda: snapshots.save(name, self.counters()))
+        snapshots, counted = self._resumed("save_snapshot"), self._counted
+        return self._outliving.lasting(lambda: snapshots.save(name, counted.counters()))
 
     def load_snapshot(
         self,
@@ -811,53 +762,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
                 Nothing was changed.
         """
         snapshots = self._resumed("load_snapshot")
-        return snapshots.load(name, Choice.of(only, map), self.counters())
-
-    def counters(self) -> dict[str, int]:
-        """Steps, samples and rounds, for snapshots."""
-        return self._counted.saved()
-
-    def set_counters(self, counted: Mapping[str, int]) -> None:
-        """Goes on counting from there."""
-        self._counted.go_on_from(counted)
+        return snapshots.load(name, Choice.of(only, map), self._counted.counters())
 
     def add_generators(self, generators: Sequence[torch.Generator]) -> None:
         """Takes the generators of replicas into snapshots."""
         self._resumable.add_generators(generators)
-
-    # -- servers that come back --------------------------------------------------------
-
-    def cannot_outlive(self, index: int, rejoins: bool) -> str:
-        """Why it cannot; see ``Participant``."""
-        return self._outliving.refusal(index, self._averages.are_here, rejoins)
-
-    def cannot_leave(self) -> str:
-        """Why not; see ``Participant``."""
-        together = self._driver.together
-        name = self.strategy.name
-        return f"others train together with it under {name}" if together else ""
-
-    def saves(self) -> bool:
-        """Whether it has snapshots saved."""
-        return self.snapshots is not None
-
-    def save_last(self) -> None:
-        """Has a snapshot saved, where this trainer says when; see ``Participant``."""
-        if self.leads and (not self._driver.together or self._run.trainer_count == 1):
-            self._resumable.save_last(self.counters())
-
-    def let_go(self) -> None:
-        """Gives up the snapshots that were being saved."""
-        self._outliving.let_go(self._counted.steps)
-
-    def learn_losses(self, client: _core.Client) -> None:
-        """Learns what was not applied of its steps; see ``Participant``."""
-        self._outliving.learn_losses(client)
-
-    def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
-        """Goes on with servers that are there again; see ``Participant``."""
-        self._outliving.go_on_with(client, limit_s)
-        self._baseline.begin_anew()
 
     # -- the end -----------------------------------------------------------------------
 
@@ -890,4 +799,4 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             self._counted.close()
             self._initial.give_back()
             parameters.close(tell_servers)
-            self._run.remove_participant(self)
+            self._run.remove_participant(self._part)

@@ -277,11 +277,11 @@ class Counted:
             **phases,
         }
 
-    def saved(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
         """What a snapshot has of it."""
         return {"steps": self.steps, "samples": self.samples, "rounds": self.rounds}
 
-    def go_on_from(self, saved: Mapping[str, int]) -> None:
+    def set_counters(self, saved: Mapping[str, int]) -> None:
         """Goes on counting from there."""
         self.steps, self.samples = saved["steps"], saved["samples"]
         self.rounds = saved["rounds"]

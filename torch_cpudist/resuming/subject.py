@@ -43,7 +43,7 @@ class Started:
 
 
 class Counters(Protocol):
-    """An optimizer that counts what it did."""
+    """What an optimizer has done."""
 
     def counters(self) -> dict[str, int]:
         """Steps, samples and rounds."""
@@ -63,7 +63,7 @@ class Subject:
         driver: of its strategy.
         strategy: its name and what it was given, for the manifest.
         average_decay: of the average that is kept; 0 for none.
-        counters: the optimizer.
+        counters: of the optimizer.
         readers: what reads datasets ahead, as of when it is asked.
         generators: of replicas, as of then.
         number: which of the run's optimizers it is.

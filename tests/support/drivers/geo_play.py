@@ -115,7 +115,9 @@ class Pair:
 
     def barrier(self, seed):
         """This trainer's part before it waits."""
-        self.opt.before_barrier()
+        parts = cpudist.current().participants()
+        (part,) = (one for one in parts if one.optimizer is self.opt)
+        part.before_barrier()
         if self.rank in self.twin.servers.members:
             self.twin.exchange(whole=True)
 
