@@ -19,7 +19,8 @@ def setup(level: str, who: str) -> None:
         level: ``warning``, ``info`` or ``debug``.
         who: role and rank, put before every line.
     """
-    logger.setLevel(LEVELS[level])
+    if logger.level != LEVELS[level]:  # setting it empties the caches of all loggers
+        logger.setLevel(LEVELS[level])
     if logging.getLogger().handlers:
         return
     if not logger.handlers:

@@ -9,6 +9,7 @@ kernel; quotas, which are time and not cores, are read by ``host.cores``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def _number(path: Path, default: int) -> int:
         return default
 
 
+@functools.cache
 def _nodes(root: Path) -> dict[int, int]:
     """The NUMA node of every core; a kernel without NUMA has no such folder."""
     found: dict[int, int] = {}
@@ -74,6 +76,15 @@ def _nodes(root: Path) -> dict[int, int]:
     return found
 
 
+@functools.cache
+def _core(number: int, root: Path) -> Core:
+    """Where a core is, which stays so for as long as the machine runs."""
+    folder = root / _CPUS / f"cpu{number}" / "topology"
+    package = _number(folder / "physical_package_id", 0)
+    core = _number(folder / "core_id", number)
+    return Core(_nodes(root).get(number, 0), package, core, number)
+
+
 def read(allowed: Iterable[int], root: Path = _ROOT) -> list[Core]:
     """The cores of a set, in the order of nodes, sockets and physical cores.
 
@@ -81,14 +92,7 @@ def read(allowed: Iterable[int], root: Path = _ROOT) -> list[Core]:
         allowed: numbers of cores, of an affinity mask say.
         root: the folder that has ``sys``.
     """
-    nodes = _nodes(root)
-    found = []
-    for number in allowed:
-        folder = root / _CPUS / f"cpu{number}" / "topology"
-        package = _number(folder / "physical_package_id", 0)
-        core = _number(folder / "core_id", number)
-        found.append(Core(nodes.get(number, 0), package, core, number))
-    return sorted(found)
+    return sorted(_core(number, root) for number in allowed)
 
 
 def physical_cores(root: Path = _ROOT) -> int:

@@ -253,7 +253,7 @@ def _own_variables(
 
 
 def with_environment(instance: T, given: Mapping[str, Any]) -> T:
-    """Returns ``instance`` with every field replaced whose variable is set.
+    """Returns ``instance``, or a copy with every field replaced whose variable is set.
 
     Args:
         instance: settings.
@@ -288,6 +288,8 @@ def with_environment(instance: T, given: Mapping[str, Any]) -> T:
                 dataclasses.replace(instance, **changes)  # type: ignore[type-var]
                 raise ConfigurationError(f"{variable}: {error}") from None
             changes[entry.name] = value
+    if all(getattr(instance, name) is value for name, value in changes.items()):
+        return instance
     return dataclasses.replace(instance, **changes)  # type: ignore[type-var]
 
 
