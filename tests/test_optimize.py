@@ -275,6 +275,7 @@ def test_a_cpu_without_bfloat16_says_so_and_keeps_float32(monkeypatch, caplog):
     [
         ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "ONEDNN_MAX_CPU_ISA=AVX2 keeps oneDNN from"),
         ({"DNNL_MAX_CPU_ISA": "avx512_core_vnni"}, "DNNL_MAX_CPU_ISA=avx512_core_vnni"),
+        ({"ONEDNN_MAX_CPU_ISA": "avx2_vnni_2"}, "ONEDNN_MAX_CPU_ISA=avx2_vnni_2 keeps"),
         ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, None),
         ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, None),
         ({"ONEDNN_MAX_CPU_ISA": ""}, None),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -39,10 +40,9 @@ OptimizersT = TypeVar("OptimizersT", bound=Optimizer | Sequence[Optimizer])
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 # Read by oneDNN, which computes in bfloat16 for torch; the former wins.
 _ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-# Values of these that leave it without instructions for bfloat16.
-_WITHOUT_BF16 = frozenset(
-    {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
-)
+# Values of these that leave it without instructions that multiply in bfloat16: those
+# below AVX-512 (AVX2_VNNI_2 can convert only), and the first two of that.
+_WITHOUT_BF16 = re.compile(r"SSE.*|AVX|AVX2.*|AVX512_CORE(_VNNI)?")
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -107,7 +107,7 @@ def bf16_obstacle(instructions: str | None) -> str | None:
         return f"oneDNN, which would use {instructions} for torch, is switched off"
     for name in _ONEDNN_LIMITS:
         if limit := os.environ.get(name):
-            if limit.upper() in _WITHOUT_BF16:
+            if _WITHOUT_BF16.fullmatch(limit.upper()):
                 return f"{name}={limit} keeps oneDNN from using {instructions}"
             break
     return None

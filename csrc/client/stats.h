@@ -25,7 +25,7 @@ struct ClientStats {
   uint64_t cache_dropped = 0;        // values of rows that went before their step did, for memory
   uint64_t residues_dropped = 0;     // rows whose residues went, for memory
   uint64_t early_bytes = 0;          // of gradients that went before their push
-  uint64_t early_changed_bytes = 0;  // of which changed before it, and went again with it
+  uint64_t early_changed_bytes = 0;  // of which it did not name: they had changed
   uint64_t queued = 0;               // pushes that wait to be sent, now
   double wait_s = 0;                 // blocked on servers, all requests
   double round_wait_s = 0;           // of which in pushes, commits and barriers

@@ -73,6 +73,12 @@ def withdrawn(model: Model, step: int, backward: Any) -> None:
         model.first.bias.grad = None
 
 
+def thrown_away(model: Model, step: int, backward: Any) -> None:
+    backward()
+    if step % 2:
+        model.zero_grad()
+
+
 def begun_anew(model: Model, step: int, backward: Any) -> None:
     backward()
     if step % 2:
@@ -84,7 +90,7 @@ FATES = {
     fate.__name__: fate
     for fate in (
         *(untouched, accumulated, clipped, scaled_behind_autograd),
-        *(replaced, withdrawn, begun_anew),
+        *(replaced, withdrawn, thrown_away, begun_anew),
     )
 }
 
@@ -135,7 +141,7 @@ def test_a_step_is_that_of_its_push_alone(fate, trainers, servers):
         assert none["early_bytes"] == 0
         assert counted["early_bytes"] > 0
         # A further backward on the same batch has the same gradients.
-        changes = fate not in ("untouched", "withdrawn", "begun_anew")
+        changes = fate not in ("untouched", "begun_anew")
         assert (counted["early_changed_bytes"] > 0) == changes
 
 
@@ -155,6 +161,36 @@ def test_groups_of_half_async_overlap_too():
     for (ours, counted), (theirs, _) in zip(overlapped, plain, strict=True):
         assert_same_bits(ours, theirs)
         assert counted["early_bytes"] > 0
+
+
+@pytest.mark.parametrize("reduce", ["reduce", "allreduce"])
+def test_replicas_train_beside_hooks_that_send_early(reduce):
+    def body(context: cpudist.Context) -> Any:
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(
+            build(RULES["sgd"], model), model, strategy=cpudist.Sync(sharding=SMALL)
+        )
+        batches = Batches(2, steps=STEPS, sizes=lambda step, rank: 4)
+        with cpudist.ReplicaExecutor(
+            model, loss_of, optimizer, 2, reduce, num_threads=1
+        ) as executor:
+            for step in range(STEPS // 2):
+                executor.run(batches.part(step, context.trainer_rank))
+        by_replicas = optimizer.stats()["early_bytes"]
+        for step in range(STEPS // 2, STEPS):
+            optimizer.zero_grad()
+            loss_of(model, batches.part(step, context.trainer_rank)).backward()
+            optimizer.step()
+        return copy_of(model), by_replicas, optimizer.stats()["early_bytes"]
+
+    plain = run(body, 2, 2)
+    overlapped = run(body, 2, 2, network=network())
+    for (ours, of_replicas, in_all), (theirs, _, none) in zip(
+        overlapped, plain, strict=True
+    ):
+        assert_same_bits(ours, theirs)
+        assert (of_replicas, none) == (0, 0)
+        assert in_all > 0
 
 
 def test_all_of_a_backward_goes_early_and_once():

@@ -93,11 +93,16 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_initialized(name: str, parameter: nn.Parameter) -> None:
-    """Refuses a parameter without a shape."""
+    """Refuses a parameter without a shape, or without memory that has its values."""
     if is_lazy(parameter):
         raise UnsupportedModelError(
             f"parameter {name!r} has no shape yet: its lazy module has not run. Run "
             "one forward pass before wrapping the optimizer."
+        )
+    if parameter.is_neg():
+        raise UnsupportedModelError(
+            f"parameter {name!r} is a view whose memory has the other sign (is_neg()), "
+            "as of the imaginary part of a conjugate. Make it of tensor.resolve_neg()."
         )
 
 

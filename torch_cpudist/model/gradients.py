@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Reads gradients as autograd leaves them, without a copy where their layout allows.
 
-What is read here aliases ``.grad`` and is used up before ``step()`` returns.
+What is read here aliases ``.grad`` and is used up before ``step()`` returns. Behind the
+conjugate of a complex tensor torch leaves gradients whose memory has the other sign
+(``is_neg()``); these are copied.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def read_table_gradient(
             f"table {name!r} has a gradient of {grad.dtype}, expected torch.float32. "
             "Leave the weight's grad_dtype as it is."
         )
-    return grad._indices()[0].contiguous(), grad._values().contiguous()
+    values = grad._values().contiguous().resolve_neg()
+    return grad._indices()[0].contiguous(), values
 
 
 def read_dense_gradient(
@@ -82,7 +85,7 @@ def read_dense_gradient(
             "Leave the parameter's dtype and grad_dtype as when its optimizer was "
             "wrapped."
         )
-    return grad.contiguous()
+    return grad.contiguous().resolve_neg()
 
 
 @contextmanager

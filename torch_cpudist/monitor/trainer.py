@@ -191,7 +191,7 @@ CLIENT = (
     Row(
         "cpudist_early_changed_bytes",
         "counter",
-        "Bytes of those that changed afterwards, and went again.",
+        "Bytes of those that changed afterwards, or were taken away.",
         "early_changed_bytes",
     ),
     Row(

@@ -16,6 +16,7 @@ from torch import nn
 from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.errors import UnsupportedModelError
 from torch_cpudist.model.first_gradients import FirstGradients
+from torch_cpudist.served.early import EarlyPushes
 from torch_cpudist.tables.forwards import ForwardHook
 
 
@@ -23,7 +24,7 @@ def _is_own(hook: Callable[..., Any]) -> bool:
     """Whether this package put a hook there: the step does its work, too."""
     function = getattr(hook, "func", hook)
     owner = getattr(function, "__self__", None)
-    return isinstance(owner, (GradientExchange, FirstGradients))
+    return isinstance(owner, (EarlyPushes, FirstGradients, GradientExchange))
 
 
 def check_parameter(name: str, parameter: nn.Parameter) -> None:

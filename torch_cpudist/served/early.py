@@ -5,14 +5,15 @@
 Servers of other hosts keep them until the push of the step says which of them are still
 what they were, so that results never depend on what went early. Where gradients change
 between backward and step, as with accumulation over several backwards or clipping by
-the user's own hand, they travel twice: that is noticed, and nothing goes early for a
-while, which doubles each time.
+the user's own hand, they travel twice, and those that are taken away for nothing: that
+is noticed, and nothing goes early for a while, which doubles each time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -57,18 +58,17 @@ class EarlyPushes:
         self._rest, self._next_rest = 0, _FIRST_REST
         self._counted = (0, 0)
         self._hooks = [
-            entry.parameter.register_post_accumulate_grad_hook(self._hook_of(entry))  # type: ignore[no-untyped-call]
+            entry.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._computed, entry)
+            )
             for entry in dense
             if entry.parameter.requires_grad
         ]
 
-    def _hook_of(self, entry: DenseParameter) -> Callable[[nn.Parameter], None]:
-        def hook(parameter: nn.Parameter) -> None:
-            grad = parameter.grad
-            if self._rest == 0 and grad is not None and _as_it_goes(grad, entry):
-                self._take(entry.index, grad.detach())
-
-        return hook
+    def _computed(self, entry: DenseParameter, parameter: nn.Parameter) -> None:
+        grad = parameter.grad
+        if self._rest == 0 and grad is not None and _as_it_goes(grad, entry):
+            self._take(entry.index, grad.detach())
 
     def _take(self, index: int, grad: torch.Tensor) -> None:
         with self._lock:
@@ -114,5 +114,6 @@ def _as_it_goes(grad: torch.Tensor, entry: DenseParameter) -> bool:
         and grad.dtype == entry.dtype
         and grad.device.type == "cpu"
         and grad.is_contiguous()
+        and not grad.is_neg()
         and grad.shape == entry.shape
     )

@@ -60,9 +60,9 @@ class Communicator:
         residue_bytes: what a rounding ``wire_dtype`` may keep of rows of remote tables
             that was rounded off; beyond it, that of the rows which were pushed longest
             ago is dropped, and counted. ``CPUDIST_COMMUNICATOR_RESIDUE_BYTES``.
-        overlap: send dense gradients to servers on other hosts while backward computes
-            further ones; results are the same. Under Sync and HalfAsync, where pushes
-            are not rounded and servers have no memory cap.
+        overlap: send dense gradients to servers behind a network while backward
+            computes further ones; results are the same. Under Sync and HalfAsync, where
+            pushes are not rounded and servers have no memory cap.
             ``CPUDIST_COMMUNICATOR_OVERLAP``.
     """
 

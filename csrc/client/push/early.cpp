@@ -17,8 +17,16 @@ void EarlyGradients::begin(uint64_t round) {
   round_ = round;
   round_bytes_ = 0;
   closed_ = false;
-  blocks_.clear();
+  forget_blocks();
   requests_.clear();
+}
+
+// With the lock.
+void EarlyGradients::forget_blocks() {
+  for (const auto& [block, sent] : blocks_) {
+    if (!sent.named) changed_bytes_ += sent.values.size();
+  }
+  blocks_.clear();
 }
 
 bool EarlyGradients::has_takers(const Session& session) const {
@@ -72,7 +80,7 @@ uint64_t EarlyGradients::send(Session& session, uint32_t set, const wire::ParamS
     requests_.push_back(request);
     for (i = 0; i < refs.size(); ++i) {
       blocks_.emplace(refs[i].block,
-                      Sent{kept.share(), {filled.blocks[i], refs[i].size_bytes}, request});
+                      Sent{kept.share(), {filled.blocks[i], refs[i].size_bytes}, request, false});
     }
   }
   sent_bytes_ += sent_bytes;
@@ -91,19 +99,16 @@ bool EarlyGradients::holds(uint32_t block, uint64_t round, std::span<const uint8
   const auto found = blocks_.find(block);
   if (round != round_ || found == blocks_.end()) return false;
   const std::span<const uint8_t> sent = found->second.values;
-  if (sent.size() == gradient.size() &&
-      std::memcmp(sent.data(), gradient.data(), sent.size()) == 0) {
-    return true;
-  }
-  changed_bytes_ += gradient.size();
-  return false;
+  found->second.named =
+      sent.size() == gradient.size() && std::memcmp(sent.data(), gradient.data(), sent.size()) == 0;
+  return found->second.named;
 }
 
 std::vector<RequestPtr> EarlyGradients::take(uint64_t round) {
   const std::lock_guard lock(mutex_);
   begin(round);
   closed_ = true;
-  blocks_.clear();
+  forget_blocks();
   return std::exchange(requests_, {});
 }
 
@@ -112,7 +117,7 @@ void EarlyGradients::drop(Session& session) {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    blocks_.clear();
+    forget_blocks();
     requests.swap(requests_);
   }
   session.give_up(requests);

@@ -39,23 +39,27 @@ class EarlyGradients {
                 std::span<const ParameterGradient> gradients, const wire::Pool& pool);
   // What servers have refused counts as not sent. Before holds().
   void drop_refused(Session& session);
-  // Whether a block's gradient went early for this round and is the same. Counts what is not.
+  // Whether a block's gradient went early for this round and is the same.
   bool holds(uint32_t block, uint64_t round, std::span<const uint8_t> gradient);
-  // The push of the round goes now: returns the parts that the servers have to answer, too.
+  // The push of the round goes now: returns the parts that the servers have to answer, too. Counts
+  // what of them it has not named.
   std::vector<RequestPtr> take(uint64_t round);
   // There will be no push of the round.
   void drop(Session& session);
 
   uint64_t sent_bytes() const { return sent_bytes_; }
-  uint64_t changed_bytes() const { return changed_bytes_; }  // of those, pushed once more
+  // Of those, what no push has named: it had changed, or was not to go at all.
+  uint64_t changed_bytes() const { return changed_bytes_; }
 
  private:
   struct Sent {
     Buffer payload;
     std::span<const uint8_t> values;  // of it
     RequestPtr request;
+    bool named = false;  // by the push
   };
   void begin(uint64_t round);
+  void forget_blocks();
 
   static constexpr uint64_t kMostBytes = 256ull << 20;
 
