@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The class DataCommand: a command whose whole output goes into a file.
-#include <sys/types.h>
-
 #include <array>
 #include <cerrno>
 #include <memory>
@@ -11,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/file_calls.h"
 #include "bind/data_holders.h"
 #include "data/read/command_output.h"
 
@@ -24,19 +23,15 @@ class CommandRun {
   CommandRun(data::Command command, std::string path)
       : command_(std::move(command)), path_(std::move(path)) {}
 
-  void run(int descriptor, data::Notices& notices) {
+  void run(const Descriptor& file, data::Notices& notices) {
     data::CommandOutput output(command_, path_, stop_, notices);
+    const auto calls = files::system_calls();
     std::array<char, 65536> piece;
     while (const size_t size = output.read(piece.data(), piece.size())) {
-      for (size_t written = 0; written < size;) {
-        const ssize_t count = ::write(descriptor, piece.data() + written, size - written);
-        if (count < 0 && errno == EINTR) continue;
-        if (count < 0) {
-          throw Error(ErrorCode::kDataFile,
-                      "cannot keep the output of the command '" + command_.text + "' on " + path_ +
-                          " in a temporary file: " + data::system_text(errno));
-        }
-        written += static_cast<size_t>(count);
+      if (!files::write_all(*calls, file, piece.data(), size)) {
+        throw Error(ErrorCode::kDataFile, "cannot keep the output of the command '" +
+                                              command_.text + "' on " + path_ +
+                                              " in a temporary file: " + data::system_text(errno));
       }
     }
   }
@@ -46,6 +41,16 @@ class CommandRun {
   const data::Command command_;
   const std::string path_;
   data::StopSignal stop_;
+};
+
+// A descriptor that stays the caller's, whose file object closes it.
+struct Borrowed {
+  explicit Borrowed(int number) : file(number) {}
+  ~Borrowed() { file.release(); }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+  Descriptor file;
 };
 
 struct CommandHolder : DataHolder<CommandRun> {
@@ -63,7 +68,8 @@ void run_command(const CommandHolder& self, int descriptor, const py::function& 
   data::Notices notices([&tell](const std::string& text) { with_gil([&] { tell(text); }); });
   CommandRun& command = self.get();
   const GilReleased no_gil;
-  command.run(descriptor, notices);
+  const Borrowed output(descriptor);
+  command.run(output.file, notices);
 }
 
 }  // namespace

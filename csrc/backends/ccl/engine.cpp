@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <future>
 #include <set>
 #include <utility>
 
@@ -81,31 +80,37 @@ std::shared_ptr<Group> Engine::make(GroupOptions options) {
   const auto deadline = Clock::now() + timeout;
   // The group, or why there is none: in words of its own, as copies of an Error share theirs.
   struct Made {
+    bool done = false;
     std::shared_ptr<Group> group;
     ErrorCode code = ErrorCode::kInternal;
     std::string why;
   };
-  auto made = std::make_shared<std::promise<Made>>();
-  auto result = made->get_future();
+  auto made = std::make_shared<Made>();  // mutex_ guards it
   auto given = std::make_shared<GroupOptions>(std::move(options));
   const auto work = [this, made, given, deadline] {
+    Made found{true, nullptr, ErrorCode::kInternal, {}};
     try {
-      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), {}, {}});
+      found.group = std::make_shared<Group>(calls(), std::move(*given), deadline);
     } catch (const Error& error) {
-      made->set_value({nullptr, error.code(), error.what()});
+      found.code = error.code();
+      found.why = error.what();
     } catch (const std::exception& error) {
-      made->set_value({nullptr, ErrorCode::kInternal, error.what()});
+      found.why = error.what();
     }
+    const std::lock_guard lock(mutex_);
+    *made = std::move(found);
+    made_.notify_all();
   };
   push(Entry{std::nullopt, Job{work, true}});
-  if (result.wait_until(deadline + kStuck) != std::future_status::ready) {
+  std::unique_lock lock(mutex_);
+  if (!made_.wait_until(lock, deadline + kStuck, [&] { return made->done || ended_; })) {
     throw Error(ErrorCode::kTimeout,
                 "ccl: making a group timed out after " + seconds_text(timeout) +
                     ": a member does not take part, or a collective before has not ended");
   }
-  Made found = result.get();
-  if (found.group == nullptr) throw Error(found.code, found.why);
-  return found.group;
+  if (!made->done) throw told(closed());
+  if (made->group == nullptr) throw Error(made->code, made->why);
+  return made->group;
 }
 
 void Engine::submit(Operation operation) { push(Entry{std::move(operation), Job{}}); }
@@ -171,6 +176,8 @@ void Engine::run() {
   }
   std::move(queue_.begin(), queue_.end(), std::back_inserter(taken));
   queue_.clear();
+  ended_ = true;
+  made_.notify_all();
   lock.unlock();
   while (!flying_.empty()) fail(*flying_.front().operation.group, closed());
   for (Entry& entry : taken) {

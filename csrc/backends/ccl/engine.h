@@ -148,8 +148,10 @@ class Engine {
   int64_t pid_;
   std::mutex mutex_;
   ConditionVariable wake_;
+  ConditionVariable made_;  // a group, or none will be
   std::deque<Entry> queue_;
   bool stopping_ = false;
+  bool ended_ = false;  // the thread makes nothing any more
   // Of the thread alone.
   std::vector<Flight> flying_;
   std::vector<Flight> abandoned_;

@@ -4,7 +4,6 @@
 // Watches processes by descriptors, and by id where the kernel has no such descriptors.
 #include "backends/shm/liveness.h"
 
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <string>
 
 #include "base/files.h"
+#include "base/process_end.h"
 
 namespace cpudist::shm {
 
@@ -20,22 +20,15 @@ void Liveness::watch(const std::vector<int>& pids) {
   for (const int pid : pids) {
     const bool own = pid == ::getpid();
     const int fd = own ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-    watched_.push_back({pid, fd});
-  }
-}
-
-Liveness::~Liveness() {
-  for (const Watched& one : watched_) {
-    if (one.fd >= 0) ::close(one.fd);
+    watched_.push_back({pid, Descriptor(fd)});
   }
 }
 
 bool Liveness::ended(int rank) const {
   const Watched& one = watched_[static_cast<size_t>(rank)];
   if (one.pid == ::getpid()) return false;
-  if (one.fd < 0) return ::kill(one.pid, 0) != 0 && errno == ESRCH;
-  pollfd poll{one.fd, POLLIN, 0};
-  return ::poll(&poll, 1, 0) > 0;
+  if (one.process.get() < 0) return ::kill(one.pid, 0) != 0 && errno == ESRCH;
+  return has_ended(one.process);
 }
 
 bool Liveness::stopped(int rank) const {

@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
+
 namespace cpudist::shm {
 
 class Liveness {
  public:
   Liveness() = default;
-  ~Liveness();
+  ~Liveness() = default;
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
 
@@ -26,7 +28,7 @@ class Liveness {
  private:
   struct Watched {
     int pid;
-    int fd;  // of the process; ids are reused, descriptors are not
+    Descriptor process;  // ids are reused, descriptors are not
   };
   std::vector<Watched> watched_;
 };

@@ -325,6 +325,19 @@ TEST(ccl_the_end_fails_what_is_in_flight) {
   engine.stop();
 }
 
+TEST(ccl_the_end_fails_a_group_that_was_to_be_made) {
+  Engine engine(imitation());
+  const auto group = engine.make(options());
+  Event never;
+  auto end = submit(engine, group, &never);
+  auto failed =
+      std::async(std::launch::async, [&] { return error_of([&] { engine.make(options()); }); });
+  CHECK(failed.wait_for(milliseconds(20)) != std::future_status::ready);
+  engine.stop();
+  CHECK(failed.wait_for(kLong) == std::future_status::ready);
+  CHECK(has(failed.get(), ErrorCode::kClosed, "the process is ending"));
+}
+
 TEST(ccl_closing_a_group_fails_what_it_has_in_flight) {
   Engine engine(imitation());
   const auto group = engine.make(options());
