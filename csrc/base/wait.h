@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Waiting: for another thread, or for time to pass. The only place that does either, with the times
-// of base/clock.h.
+// of base/clock.h. Waits for the system are elsewhere, in the files that WAITS_FOR_THE_SYSTEM of
+// scripts/tidy_rules/text.py names: for sockets, the pipes of commands, futexes of other processes.
 #pragma once
 
 #include <chrono>

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tidy
+from tidy_rules import text as texts
 from tidy_rules.functions import native_functions
 
 PY = "# Copyright (c) 2026 The torch_cpudist authors.\n"
@@ -76,6 +77,10 @@ def test_a_long_file_may_say_why() -> None:
         ("csrc/wire/a.cpp", "std::thread helper(run);\n", "seam", 3),
         ("csrc/table/a.cpp", "const int fd = ::open(path, flags);\n", "seam", 3),
         ("csrc/table/a.cpp", "std::ifstream file(path);\n", "seam", 3),
+        ("csrc/inference/a.h", "#include <torch/all.h>\n", "include", 3),
+        ("csrc/backends/ccl/a.h", "#include <torch/all.h>\n", "include", 3),
+        ("csrc/inference/a.cpp", "std::thread helper(run);\n", "seam", 3),
+        ("csrc/library.cpp", "std::thread helper(run);\n", "seam", 3),
         ("csrc/client/a.cpp", "// " + "x" * 98 + "\n", "columns", 3),
         ("csrc/client/a.cpp", long_native(71), "function-lines", 3),
         ("csrc/client/a.cpp", "int x;\n" * 399, "file-lines", 401),
@@ -84,6 +89,91 @@ def test_a_long_file_may_say_why() -> None:
 )
 def test_native_rules(name: str, body: str, rule: str, line: int) -> None:
     assert rules(name, CPP + body) == [(rule, line)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # clocks
+        "::gettimeofday(&now, nullptr);",
+        "const auto now = std::time(nullptr);",
+        "const time_t now = time(nullptr);",
+        "::time(&now);",
+        "const auto used = std::clock();",
+        "auto now = std::chrono::utc_clock::now();",
+        # waits
+        "std::future<int> answer_;",
+        "std::shared_future<int> answer_;",
+        "std::promise<int> answer_;",
+        "std::packaged_task<int()> work_;",
+        "std::counting_semaphore<4> room_{4};",
+        "std::binary_semaphore told_{0};",
+        "std::latch begun_{2};",
+        "std::barrier begun_(2);",
+        "::sleep(1);",
+        "usleep(10);",
+        "::syscall(SYS_futex, &word, FUTEX_WAIT, 1, &time, nullptr, 0);",
+        "::sem_timedwait(&room_, &until);",
+        "pthread_cond_wait(&changed_, &mutex_);",
+        "while (true) ::pause();",
+        "const int ready = poll(&entry, 1, 100);",
+        "::ppoll(&entry, 1, &limit, nullptr);",
+        "::select(count, &set, nullptr, nullptr, &limit);",
+        "epoll_wait(epoll_.get(), events.data(), 8, -1);",
+        # threads
+        "auto answer = std::async(std::launch::async, run);",
+        # files
+        "const ssize_t count = ::write(file, data, size);",
+        "const ssize_t count = write(fd, data, size);",
+        "const ssize_t count = read(file_.get(), data, size);",
+        "const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);",
+        "unlink(path.c_str());",
+        "if (rename(from, to) != 0) refuse();",
+        "std::rename(from, to);",
+        "::mkdir(path, 0777);",
+        "fsync(fd);",
+        "std::freopen(path, mode, stderr);",
+    ],
+)
+def test_what_goes_round_the_seam(body: str) -> None:
+    assert rules("csrc/client/a.cpp", f"{CPP}{body}\n") == [("seam", 3)]
+    assert rules("csrc/base/a.cpp", f"{CPP}{body}\n") == []
+
+
+def test_every_folder_of_csrc_is_covered_or_a_named_exception() -> None:
+    sources = [
+        path.relative_to(tidy.ROOT).as_posix()
+        for path in (tidy.ROOT / "csrc").rglob("*")
+        if path.suffix in (".h", ".cpp")
+    ]
+    folders = {name.rpartition("/")[0] for name in sources}
+    assert "csrc/inference" in folders
+    planted = (
+        "#include <torch/all.h>\nstd::chrono::steady_clock::now();\nusleep(1);\n"
+        "std::thread helper(run);\n::fsync(fd);\n"
+    )
+    expected = [("include", 3), *(("seam", line) for line in (4, 5, 6, 7))]
+    without = {}
+    for folder in folders:
+        found = rules(f"{folder}/planted.cpp", CPP + planted)
+        if found != expected:
+            without[folder] = [one for one in expected if one not in found]
+    torch = [("include", 3)]
+    assert without == {
+        "csrc/base": expected[1:],
+        "csrc/bind": torch,
+        "csrc/ops": torch,
+        "csrc/backends/c10d": torch,
+    }
+
+
+def test_no_exception_is_named_in_vain() -> None:
+    for ban in texts.BANNED:
+        for but in ban.but:
+            below = tidy.ROOT / but
+            files = list(below.rglob("*.*")) if below.is_dir() else [below]
+            found = [one for one in files if one.suffix in ban.suffixes]
+            assert any(ban.pattern.search(one.read_text()) for one in found), but
 
 
 @pytest.mark.parametrize(
@@ -106,6 +196,10 @@ def test_texts_are_wrapped(text: str) -> None:
         ("csrc/ops/a.cpp", CPP + "#include <torch/csrc/stable/tensor.h>\n"),
         ("csrc/client/a.cpp", CPP + long_native(70)),
         ("csrc/base/a.h", CPP + "std::this_thread::sleep_for(a);\n"),
+        ("csrc/transport/tcp/socket.cpp", CPP + "poll(&entry, 1, 100);\n"),
+        ("csrc/library.cpp", CPP + "#include <torch/csrc/stable/library.h>\n"),
+        ("csrc/data/a.h", CPP + "bool poll();\nvoid open(const Ticket& ticket);\n"),
+        ("csrc/data/a.cpp", CPP + "changed_.wait_for(lock, limit);\nwrite(text);\n"),
         ("csrc/data/a.h", CPP + "std::thread thread_;\nfile = files::open(path, 0);\n"),
         ("scripts/a.sh", "#!/usr/bin/env bash\n" + PY),
         ("docs/a.md", "word " * 19 + "words\n| " + "cell " * 40 + "|\n"),
