@@ -20,7 +20,7 @@ from tidy_rules import (
     syntax,
     within,
 )
-from tidy_rules.functions import native_functions
+from tidy_rules.functions import blank_out, native_functions
 
 FOLDER_FILES = 25
 PACKAGE = "torch_cpudist"
@@ -58,8 +58,22 @@ MEMBER = re.compile(
 )
 
 
-# Classes of one name in two namespaces are two.
-NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
+# What opens, namespaces with their names, and what closes.
+BRACE = re.compile(r"\bnamespace\b\s*([\w:]*)\s*\{|[{}]")
+
+
+def open_namespaces(text: str) -> list[str]:
+    """Return, by line, which namespace is open where the line begins."""
+    by_line: list[str] = []
+    opened: list[str] = []
+    for line in blank_out(text).split("\n"):
+        by_line.append("::".join(filter(None, opened)))
+        for brace in BRACE.finditer(line):
+            if brace.group() != "}":
+                opened.append(brace.group(1) or "")
+            elif opened:
+                opened.pop()
+    return by_line
 
 
 def member_of(header: str) -> str | None:
@@ -73,17 +87,18 @@ def member_of(header: str) -> str | None:
 
 def check_torn_classes(sources: Sources) -> Iterator[Violation]:
     """Check that no class has members in two sources, in whatever folders they are."""
-    homes: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    # Classes of one name in two namespaces are two.
+    homes: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for name in within(sources, "csrc"):
         if name.endswith(".cpp"):
-            opened = NAMESPACE.search(sources[name])
-            space = opened.group(1) if opened else ""
+            spaces = open_namespaces(sources[name])
             for line, header, _ in native_functions(sources[name]):
                 if owner := member_of(header):
-                    homes[space, owner].setdefault(name, line)
-    for (_, owner), files in homes.items():
+                    whole = f"{spaces[line - 1]}::{owner}"
+                    homes[whole].setdefault(name, (line, owner))
+    for files in homes.values():
         first = next(iter(files))
-        for name, line in list(files.items())[1:]:
+        for name, (line, owner) in list(files.items())[1:]:
             what = f"{owner} has members in {first}, too: one class, one file"
             yield Violation(name, line, "torn-class", what)
 

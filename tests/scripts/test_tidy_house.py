@@ -197,6 +197,37 @@ def test_a_class_in_two_files(member: str, folder: str) -> None:
     assert what == f"Client has members in {first}, too: one class, one file"
 
 
+@pytest.mark.parametrize(
+    ("opened", "member"),
+    [
+        ("namespace cpudist {\nnamespace client {\n", "Set"),
+        ("namespace cpudist { namespace client {\n", "Set"),
+        ("namespace cpudist {\nclass Buffer;\nnamespace client {\n", "Set"),
+        ("namespace cpudist {\nint other() {\n  return 1;\n}\n", "client::Set"),
+    ],
+)
+def test_a_class_in_two_files_whose_namespaces_are_written_otherwise(
+    opened: str, member: str
+) -> None:
+    one = "namespace cpudist::client {\nvoid Set::open() {}\n}\n"
+    other = f"{opened}void {member}::close() {{}}\n}}\n"
+    sources = {"csrc/client/a.cpp": one, "csrc/client/b.cpp": other}
+    line = opened.count("\n") + 1
+    what = f"{member} has members in csrc/client/a.cpp, too: one class, one file"
+    expected = [f"csrc/client/b.cpp:{line}: torn-class: {what}"]
+    assert found_in(sources, "torn-class") == expected
+
+
+def test_classes_of_one_name_in_namespaces_on_two_lines_are_two() -> None:
+    sources = {
+        f"csrc/{one}/a.cpp": (
+            f"namespace cpudist {{\nnamespace {one} {{\nvoid Set::open() {{}}\n}}\n}}\n"
+        )
+        for one in ("client", "server")
+    }
+    assert found_in(sources, "torn-class") == []
+
+
 def test_classes_of_one_name_and_functions_that_use_a_class() -> None:
     uses = (
         "void run() { Client::make(); }\nClient::Kind kind_of(int x) { return {}; }\n"
