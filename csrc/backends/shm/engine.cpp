@@ -9,14 +9,13 @@
 #include <utility>
 
 #include "backends/shm/collectives.h"
+#include "backends/shm/turns.h"
 #include "base/threads.h"
 
 namespace cpudist::shm {
 
 namespace {
 
-// How long one turn of going on lasts, so that others may look up.
-constexpr std::chrono::milliseconds kEngineTurn{500};
 // Asynchronous calls up to here go on in the caller's thread as far as they can without waiting.
 constexpr size_t kInlineBytes = size_t{64} << 10;
 
@@ -63,19 +62,13 @@ std::shared_ptr<Operation> Engine::submit(Submission submission) {
 }
 
 bool Engine::wait(Operation& operation, std::optional<std::chrono::milliseconds> limit) {
-  const Clock::time_point until =
-      limit ? Clock::now() + *limit : Clock::time_point::max() - std::chrono::hours(1);
   Lock lock(mutex_);
-  while (!operation.done()) {
-    const Clock::time_point now = Clock::now();
-    if (now >= until) return false;
-    if (driven_ || closed_) {  // close() ends what is left
-      ended_.wait_until(lock, std::min(until, now + kEngineTurn));
-    } else {
-      step(lock, channel_.caller_patience(), std::min(until, now + kEngineTurn), false);
-    }
-  }
+  const bool done = drive_until(
+      lock, ended_, limit, [&] { return operation.done(); },
+      [this] { return driven_ || closed_; },  // close() ends what is left
+      [&](Clock::time_point until) { step(lock, channel_.caller_patience(), until, false); });
   lock.unlock();
+  if (!done) return false;
   if (operation.error_) std::rethrow_exception(operation.error_);
   return true;
 }
@@ -172,7 +165,7 @@ void Engine::serve() {
     if (queue_.empty() || driven_) {
       work_.wait(lock);
     } else {
-      step(lock, channel_.engine_patience(), Clock::now() + kEngineTurn, false);
+      step(lock, channel_.engine_patience(), Clock::now() + kTurn, false);
     }
   }
 }

@@ -11,13 +11,13 @@
 #include <string>
 #include <utility>
 
+#include "backends/shm/turns.h"
 #include "base/threads.h"
 
 namespace cpudist::shm {
 
 namespace {
 
-constexpr std::chrono::milliseconds kTurn{500};
 // Whoever makes a call usually waits for it at once: so long the thread leaves it to him.
 constexpr std::chrono::milliseconds kCourtesy{1};
 // How often pairs look who is there while messages of others move.
@@ -61,19 +61,13 @@ void Messages::submit(const std::shared_ptr<Message>& message) {
 }
 
 bool Messages::wait(Message& message, std::optional<std::chrono::milliseconds> limit) {
-  const Clock::time_point until =
-      limit ? Clock::now() + *limit : Clock::time_point::max() - std::chrono::hours(1);
   Lock lock(mutex_);
-  while (!message.done) {
-    const Clock::time_point now = Clock::now();
-    if (now >= until) return false;
-    if (driven_ || closed_) {  // close() ends what is left
-      ended_.wait_until(lock, std::min(until, now + kTurn));
-    } else {
-      step(lock, channel_.caller_patience(), std::min(until, now + kTurn));
-    }
-  }
+  const bool done = drive_until(
+      lock, ended_, limit, [&] { return message.done.load(); },
+      [this] { return driven_ || closed_; },  // close() ends what is left
+      [&](Clock::time_point until) { step(lock, channel_.caller_patience(), until); });
   lock.unlock();
+  if (!done) return false;
   if (message.error) std::rethrow_exception(message.error);
   return true;
 }
