@@ -6,7 +6,6 @@
 #include "kernels/partition.h"
 
 #include <stdexcept>
-#include <string>
 
 #include "kernels/hash.h"
 
@@ -32,16 +31,6 @@ void KeyPartitioner::run(const int64_t* keys, size_t n, uint64_t salt, const uin
   }
   offsets[part_count] = total;
   for (size_t i = 0; i < n; ++i) order[cursors_[owners_[i]]++] = static_cast<uint32_t>(i);
-}
-
-void check_owners(const uint16_t* bucket_owner, size_t part_count) {
-  for (size_t bucket = 0; bucket < kBucketCount; ++bucket) {
-    if (bucket_owner[bucket] >= part_count) {
-      throw std::invalid_argument("bucket_owner[" + std::to_string(bucket) + "]: expected below " +
-                                  std::to_string(part_count) + " parts, found " +
-                                  std::to_string(bucket_owner[bucket]));
-    }
-  }
 }
 
 }  // namespace cpudist::kernels

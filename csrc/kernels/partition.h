@@ -16,7 +16,7 @@ class KeyPartitioner {
  public:
   // order (room for n) receives the positions of keys grouped by owner, in their original order
   // within an owner; offsets (room for part_count + 1) where each owner's group starts.
-  // bucket_owner has kBucketCount entries below part_count (check_owners).
+  // bucket_owner has kBucketCount entries, and the caller has seen that all are below part_count.
   // Throws std::length_error for n >= 2^31.
   void run(const int64_t* keys, size_t n, uint64_t salt, const uint16_t* bucket_owner,
            size_t part_count, uint32_t* order, uint32_t* offsets);
@@ -25,8 +25,5 @@ class KeyPartitioner {
   std::vector<uint16_t> owners_;
   std::vector<uint32_t> cursors_;
 };
-
-// Throws std::invalid_argument unless all kBucketCount owners are below part_count.
-void check_owners(const uint16_t* bucket_owner, size_t part_count);
 
 }  // namespace cpudist::kernels
