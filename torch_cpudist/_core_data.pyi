@@ -190,7 +190,6 @@ class DataStore(_Fed):
     def permute(self, seed: int) -> None:
         """Orders the records by the seed alone. Readers that there are keep theirs."""
 
-    def restore_order(self) -> None: ...
     def merge_by_instance(self, size: int) -> int:
         """One record per instance id; returns how many records were left out.
 

@@ -198,8 +198,6 @@ void bind_data_store(py::module_& module) {
           "permute", [](const StoreHolder& self, uint64_t seed) { self.get().permute(seed); },
           py::arg("seed"), no_gil())
       .def(
-          "restore_order", [](const StoreHolder& self) { self.get().restore_order(); }, no_gil())
-      .def(
           "merge_by_instance",
           [](const StoreHolder& self, uint64_t size) { return self.get().merge_by_instance(size); },
           py::arg("size"), no_gil())

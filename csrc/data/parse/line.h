@@ -60,7 +60,6 @@ class RecordDraft {
   }
   void add_int(uint64_t value) { *next_int_++ = value; }
   void add_float(float value) { *next_float_++ = value; }
-  float* next_float() { return next_float_; }
   // Where a count will stand, as a place that need() does not move.
   size_t add_count() { return static_cast<size_t>(next_int_++ - records_->open_record()); }
   void set_count(size_t place, size_t count) { records_->open_record()[place] = count; }

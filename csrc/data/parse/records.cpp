@@ -55,10 +55,6 @@ void RecordBuffer::clear() {
   cursor_ = 0;
 }
 
-void RecordBuffer::reserve_words(size_t words) {
-  if (words > capacity_words_) grow(words);
-}
-
 void RecordBuffer::append(const uint64_t* record) {
   const size_t words = record_words(record);
   begin();

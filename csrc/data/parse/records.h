@@ -49,7 +49,6 @@ class RecordBuffer {
   size_t capacity_bytes() const;
   const uint64_t* record(size_t index) const { return words_.get() + starts_[index]; }
   void clear();  // keeps the memory
-  void reserve_words(size_t words);
 
   // Writing a record: begin(), then any mix of need() and writes through cursor(), then commit();
   // or abandon(), after which the buffer is as before begin().

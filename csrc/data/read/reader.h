@@ -71,7 +71,6 @@ class Reader {
   Feeds& feeds() { return feeds_; }
   BadLines& bad_lines() { return bad_lines_; }
   Notices& notices() { return notices_; }
-  size_t lane_count() const { return lanes_.size(); }
   const Schema& schema() const { return options_.schema; }
   // Ends all threads and waits; takes as long as a read of a file. Any thread, any time.
   void stop();

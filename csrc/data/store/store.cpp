@@ -144,12 +144,6 @@ void Store::permute(uint64_t seed) {
   order_seed_ = seed;
 }
 
-void Store::restore_order() {
-  const std::lock_guard lock(mutex_);
-  order_ = order_by(*content_, std::nullopt);
-  order_seed_.reset();
-}
-
 uint64_t Store::merge_by_instance(size_t size) {
   const std::lock_guard lock(mutex_);
   require_loaded("records are merged");

@@ -65,7 +65,6 @@ class Store {
   // Orders records by the seed; the same records and seed give the same order, whatever the order
   // was. Readers that there are keep theirs. Costs a random access to memory per record.
   void permute(uint64_t seed);
-  void restore_order();  // to that of files and lines
 
   // One pass over the records, in the store's order, or in that which permute() makes of a seed.
   std::unique_ptr<StoreReader> reader(const StoreReaderOptions& options,
