@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// long: one class, the slices of an exchange, the algebra of each, and which rows stay here
+// long: one class, the slices of an exchange, and the algebra of each
 
 #include "client/geo/exchange.h"
 
@@ -9,10 +9,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <string>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
 
 #include "client/arrivals/pushes.h"
@@ -32,10 +30,6 @@ constexpr uint64_t kAllSlices = std::numeric_limits<uint64_t>::max();
 // long that no step is much longer than others, but short, because what others have moved is older
 // with every step.
 constexpr uint64_t kPacingParts = 10;
-// Slots whose values servers take, or give, at once.
-constexpr size_t kRefreshedRows = 32768;
-// A budget that was exceeded is kept with this part of it to spare.
-constexpr uint64_t kSparedParts = 8;
 // Rows of one table in one push; more travel with the next, so that no message outgrows memory.
 constexpr uint64_t kSentBytes = 32u << 20;
 // Heads of a push and of each of its sections take less.
@@ -94,6 +88,19 @@ std::shared_ptr<PushQueue> queue_of(ParamSet& set) {
   return start_queue(set, options);
 }
 
+std::vector<GeoTable> tables_of(ParamSet& set, const ExchangeOptions& options) {
+  const wire::ParamSetLayout& layout = set.state()->layout;
+  std::vector<GeoTable> tables;
+  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
+    const wire::TableSpec& spec = layout.tables[t];
+    const bool has_rule = t < options.rules.size();
+    tables.emplace_back(spec, kernels::table_salt(spec.name), set.shared().owners,
+                        set.state()->server_count, !options.alone,
+                        has_rule ? &options.rules[t] : nullptr);
+  }
+  return tables;
+}
+
 }  // namespace
 
 GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, ExchangeOptions options)
@@ -101,53 +108,22 @@ GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, ExchangeOptions options)
       set_(*owner_->state()),
       pool_(owner_->shared().pool),
       alone_(options.alone),
-      cache_bytes_(options.cache_bytes),
       rows_bytes_(room_for_rows(set_, owner_->shared().session.options().trainer_count,
                                 options.push_cap_bytes)),
       queue_(queue_of(*owner_)),
+      tables_(tables_of(*owner_, options)),
+      slots_(*owner_, tables_, options.alone, options.cache_bytes),
       members_(owner_->shared().session.options().trainer_count) {
-  const wire::ParamSetLayout& layout = set_.layout;
-  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
-    const wire::TableSpec& spec = layout.tables[t];
-    const bool has_rule = t < options.rules.size();
-    tables_.emplace_back(spec, kernels::table_salt(spec.name), owner_->shared().owners,
-                         set_.server_count, !alone_, has_rule ? &options.rules[t] : nullptr);
-  }
-  retired_.resize(tables_.size());
   for (uint32_t p = 0; p < set_.parameter_count && !alone_; ++p) {
     uint64_t size_bytes = 0;
     for (const uint32_t block : set_.blocks_of(p)) size_bytes += set_.block_bytes(block);
     dense_shadows_.emplace_back(size_bytes);
-  }
-  // Nothing throws any more.
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    const auto held = lock(t);
-    if (tables_[t].slots() != nullptr) set_.table(t).take_from(tables_[t].slots());
-  }
-}
-
-GeoExchange::~GeoExchange() {
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    const auto held = lock(t);
-    set_.table(t).take_from(nullptr);
   }
 }
 
 GeoTable& GeoExchange::table(uint32_t index) {
   set_.table(index);  // throws for one that is not there
   return tables_[index];
-}
-
-GeoSlots& GeoExchange::slots(uint32_t index) {
-  GeoTable& own = table(index);
-  if (own.slots() != nullptr) return *own.slots();
-  throw Error(ErrorCode::kInvalidArgument,
-              "table '" + own.spec().name + "' is not remote: it has no slots");
-}
-
-std::unique_lock<std::mutex> GeoExchange::lock(uint32_t index) {
-  if (tables_[index].slots() == nullptr) return {};
-  return std::unique_lock(set_.table(index).mutex);
 }
 
 void GeoExchange::check_idle(const char* what) const {
@@ -167,7 +143,7 @@ void GeoExchange::update_rows(const TableGradient& gradient, const LocalRows& ro
   if (const char* what = kernels::find_config_error(config)) {
     throw Error(ErrorCode::kInvalidArgument, std::string("step: ") + what);
   }
-  if (table(gradient.table).slots() != nullptr) return update_slots(gradient, config, step);
+  if (table(gradient.table).slots() != nullptr) return slots_.update(gradient, config, step);
   table(gradient.table)
       .update(rows, config, step, {gradient.keys, static_cast<size_t>(gradient.count)},
               gradient.rows);
@@ -196,7 +172,7 @@ void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t>
   for (const uint32_t t : tables) {
     GeoTable& rows = table(t);
     const size_t dim = rows.spec().dim;
-    const auto held = lock(t);
+    const auto held = slots_.lock(t);
     for (const auto& keys : rows.shadowed()) {
       for (const int64_t key : keys) {
         std::memcpy(row(t, key), rows.shadow(key), dim * sizeof(float));
@@ -225,10 +201,8 @@ void GeoExchange::begin(bool whole, const OuterStep& step, uint64_t steps, uint6
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
   left_.clear();
-  for (auto& keys : retired_) keys.clear();
-  if (!whole_) choose_retired();
-  exact_ = whole_ || std::any_of(retired_.begin(), retired_.end(),
-                                 [](const std::vector<int64_t>& keys) { return !keys.empty(); });
+  whole_ ? slots_.keep_all() : slots_.choose_retired();
+  exact_ = whole_ || slots_.retires();
   for (uint32_t t = 0; t < tables_.size(); ++t) choose_rows(t);
   lay_out(steps, samples);
   // Nothing throws any more.
@@ -265,7 +239,7 @@ void GeoExchange::choose_rows(uint32_t index) {
     }
   }
   std::vector<std::vector<int64_t>> retired(set_.server_count);
-  for (const int64_t key : retired_[index]) retired[table.owner_of(key)].push_back(key);
+  for (const int64_t key : slots_.retired(index)) retired[table.owner_of(key)].push_back(key);
   const size_t most = std::max<size_t>(rows_bytes_ / (sizeof(int64_t) + dim * sizeof(float)), 1);
   for (uint32_t s = 0; s < set_.server_count; ++s) {
     if (keys[s].size() > most) {
@@ -383,7 +357,7 @@ void GeoExchange::receive() {
 
 void GeoExchange::end_exchange() {
   // Before a barrier others have left already, and take part again after it.
-  free_retired();
+  slots_.free_retired();
   if (!whole_) members_ = std::max(views_.front().header.members, 1u);
   replies_.clear();
   views_.clear();
@@ -472,7 +446,8 @@ ExchangeStats GeoExchange::stats() const {
     stats.memory_bytes += table.size_bytes();
     if (table.slots() != nullptr) stats.slot_rows += table.slots()->size();
   }
-  stats.slot_bytes = slot_bytes();
+  stats.slot_bytes = slots_.size_bytes();
+  stats.retired_rows = slots_.retired_rows();
   for (const auto& shadow : dense_shadows_) stats.memory_bytes += shadow.size();
   for (const Agreed& rows : agreed_) {
     stats.memory_bytes += rows.keys.size() * sizeof(int64_t) + rows.rows.size() * sizeof(float);
@@ -482,204 +457,42 @@ ExchangeStats GeoExchange::stats() const {
 
 // ---- slots of remote tables ---------------------------------------------------------------------
 
-void GeoExchange::update_slots(const TableGradient& gradient,
-                               const kernels::OptimizerConfig& config, int64_t step) {
-  GeoTable& own = tables_[gradient.table];
-  TableCache& cache = set_.table(gradient.table);
-  const size_t row_bytes = own.spec().dim * sizeof(float);
-  std::vector<int64_t> absent;
-  std::vector<int64_t> let_go;  // of these, those whose values the cache has let go
-  std::vector<float> rows;
-  {
-    const auto held = lock(gradient.table);
-    const auto keys = own.take_keys(cache, {gradient.keys, static_cast<size_t>(gradient.count)});
-    rows.resize(keys.size() * own.spec().dim);
-    for (const int64_t key : keys) {
-      const float* const row = cache.find_row(key);
-      if (row == nullptr) {
-        let_go.push_back(key);
-        continue;
-      }
-      std::memcpy(rows.data() + absent.size() * own.spec().dim, row, row_bytes);
-      absent.push_back(key);
-    }
-  }
-  if (!let_go.empty()) {
-    owner_->fetch_rows(gradient.table, let_go, rows.data() + absent.size() * own.spec().dim);
-    absent.insert(absent.end(), let_go.begin(), let_go.end());
-  }
-  const auto held = lock(gradient.table);
-  own.slots()->add(absent, rows.data());
-  own.update_slots(config, step, gradient.rows);
-}
-
 void GeoExchange::forget_lookups() {
   owner_->check_open();
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    if (tables_[t].slots() == nullptr) continue;
-    const auto held = lock(t);
-    set_.table(t).invalidate();
-  }
+  slots_.forget_lookups();
 }
 
 void GeoExchange::refresh_slots() {
   check_idle("slots are refreshed");
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    GeoSlots* const own = tables_[t].slots();
-    if (own == nullptr) continue;
-    const std::vector<int64_t> all = own->keys();
-    const size_t dim = tables_[t].spec().dim;
-    std::vector<float> rows(std::min<size_t>(all.size(), kRefreshedRows) * dim);
-    for (size_t begin = 0; begin < all.size(); begin += kRefreshedRows) {
-      const auto keys = std::span(all).subspan(begin, std::min(kRefreshedRows, all.size() - begin));
-      owner_->fetch_rows(t, keys, rows.data());
-      const auto held = lock(t);
-      set_.table(t).refresh();
-      for (size_t i = 0; i < keys.size(); ++i) {
-        const GeoSlots::Slot& slot = *own->find(keys[i]);
-        std::copy_n(rows.data() + i * dim, dim, own->weight(slot));
-        if (!alone_) std::copy_n(rows.data() + i * dim, dim, own->shadow(slot));
-      }
-    }
-  }
-}
-
-void GeoExchange::store_rows(uint32_t index, std::span<const int64_t> all) {
-  const size_t dim = tables_[index].spec().dim;
-  std::vector<float> rows(std::min<size_t>(all.size(), kRefreshedRows) * dim);
-  for (size_t begin = 0; begin < all.size(); begin += kRefreshedRows) {
-    const auto keys = all.subspan(begin, std::min(kRefreshedRows, all.size() - begin));
-    for (size_t i = 0; i < keys.size(); ++i) {
-      std::copy_n(row(index, keys[i]), dim, rows.data() + i * dim);
-    }
-    owner_->store_table(index, keys, rows.data(), nullptr, nullptr, 0);
-  }
+  slots_.refresh();
 }
 
 void GeoExchange::store_slots() {
   check_idle("slots are stored");
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    if (tables_[t].slots() != nullptr) store_rows(t, tables_[t].slots()->keys());
-  }
+  slots_.store();
 }
 
 void GeoExchange::keep_budget() {
   check_idle("a budget is kept");
-  choose_retired();
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    if (!retired_[t].empty()) store_rows(t, retired_[t]);
-  }
-  free_retired();
-  for (GeoTable& table : tables_) table.next_interval();
-}
-
-uint64_t GeoExchange::slot_bytes() const {
-  uint64_t bytes = 0;
-  for (const GeoTable& table : tables_) {
-    if (table.slots() != nullptr) bytes += table.slots()->size() * table.slots()->slot_bytes();
-  }
-  return bytes;
-}
-
-void GeoExchange::choose_retired() {
-  for (auto& keys : retired_) keys.clear();
-  const uint64_t used = slot_bytes();
-  if (used <= cache_bytes_) return;
-  // So much less that not every exchange has to look through all slots.
-  uint64_t excess = used - (cache_bytes_ - cache_bytes_ / kSparedParts);
-  std::map<uint32_t, uint64_t> bytes;  // by the interval of the last touch
-  for (GeoTable& table : tables_) {
-    GeoSlots* const own = table.slots();
-    if (own == nullptr) continue;
-    own->each([&](const GeoSlots::Slot& slot) {
-      const uint32_t touched = GeoSlots::touched(slot);
-      if (touched != table.interval()) bytes[touched] += own->slot_bytes();
-    });
-  }
-  uint32_t last = 0;   // of this interval some go, of those before it all
-  uint64_t quota = 0;  // bytes of it
-  for (const auto& [interval, size] : bytes) {
-    last = interval;
-    quota = std::min(size, excess);
-    if (size >= excess) break;
-    excess -= size;
-  }
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    GeoSlots* const own = tables_[t].slots();
-    if (own == nullptr) continue;
-    std::vector<int64_t> some;
-    own->each([&](const GeoSlots::Slot& slot) {
-      const uint32_t touched = GeoSlots::touched(slot);
-      if (touched == tables_[t].interval() || touched > last) return;
-      (touched < last ? retired_[t] : some).push_back(slot.key);
-    });
-    // The lowest keys, so that which ones go is the same in every run.
-    const uint64_t wanted = (quota + own->slot_bytes() - 1) / own->slot_bytes();
-    const size_t count = std::min<size_t>(some.size(), wanted);
-    std::nth_element(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(count), some.end());
-    retired_[t].insert(retired_[t].end(), some.begin(),
-                       some.begin() + static_cast<std::ptrdiff_t>(count));
-    quota -= std::min<uint64_t>(quota, count * own->slot_bytes());
-  }
-  // A trainer that is alone has servers take the values of all first.
-  if (alone_) return;
-  free_retired();
-}
-
-void GeoExchange::free_retired() {
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    if (retired_[t].empty()) continue;
-    const std::unordered_set<int64_t> chosen(retired_[t].begin(), retired_[t].end());
-    const auto held = lock(t);
-    stats_.retired_rows += tables_[t].slots()->free_if([&](const GeoSlots::Slot& slot) {
-      return GeoSlots::touched(slot) != tables_[t].interval() && chosen.contains(slot.key);
-    });
-    std::erase_if(retired_[t],
-                  [&](int64_t key) { return tables_[t].row(key, nullptr) == nullptr; });
-  }
+  slots_.keep_budget();
 }
 
 uint64_t GeoExchange::slot_count(uint32_t index) {
   owner_->check_open();
-  return slots(index).size();
+  return slots_.count(index);
 }
 
 void GeoExchange::read_slots(uint32_t index, const SlotArrays& to) {
   owner_->check_open();
-  GeoSlots& own = slots(index);
-  const size_t elements = own.state_elements();
-  size_t at = 0;
-  own.each([&](const GeoSlots::Slot& slot) {
-    to.keys[at] = slot.key;
-    to.counts[at] = own.count(slot);
-    if (elements > 0) std::copy_n(own.state(slot), elements, to.state + at * elements);
-    ++at;
-  });
+  slots_.read(index, to);
 }
 
 void GeoExchange::write_slots(uint32_t index, uint64_t rows, const SlotArrays& from) {
   check_idle("slots are replaced");
-  GeoSlots& own = slots(index);
-  const size_t elements = own.state_elements();
-  const size_t dim = tables_[index].spec().dim;
-  std::vector<float> values(rows * dim);
-  const std::span<const int64_t> keys(from.keys, rows);
-  owner_->fetch_rows(index, keys, values.data());
-  const auto held = lock(index);
-  own.clear();
-  tables_[index].forget_shadows();  // nor is a row touched that has no slot any more
-  set_.table(index).invalidate();
-  own.add(keys, values.data());
-  for (size_t i = 0; i < rows; ++i) {
-    const GeoSlots::Slot& slot = *own.find(keys[i]);
-    own.set_count(slot, from.counts[i]);
-    if (elements > 0) std::copy_n(from.state + i * elements, elements, own.state(slot));
-  }
-  tables_[index].forget_shadows();  // the servers have all of them
+  slots_.write(index, rows, from);
 }
 
-// ---- what a snapshot has of movement that is not handed on
-// ---------------------------------------
+// ---- movement that is not handed on, as a snapshot has it ---------------------------------------
 
 void GeoExchange::check_movement(const char* what) const {
   check_idle(what);
@@ -719,7 +532,7 @@ uint64_t GeoExchange::write_moved(uint32_t index, uint64_t rows, const MovedArra
   // A run whose wire rounded has kept movement of rows that were not touched since. Without that
   // the next exchange takes it along: later ones look at what was touched alone.
   const bool exact = set_.layout.push_dtype == wire::WireDType::kFloat32;
-  const auto held = lock(index);
+  const auto held = slots_.lock(index);
   uint64_t put = 0;
   for (size_t i = 0; i < rows; ++i) {
     const int64_t key = from.keys[i];
@@ -812,7 +625,7 @@ void GeoExchange::pack_rows(const Slice& slice) {
   const size_t dim = table.spec().dim;
   float* weight = set_.table(slice.index).weight();
   const bool is_static = table.slots() == nullptr;
-  const auto held = lock(slice.index);
+  const auto held = slots_.lock(slice.index);
   const int64_t* keys = out.keys[slice.index].data();
   Agreed* agreed = averages_ ? &agreed_[slice.server * tables_.size() + slice.index] : nullptr;
   const auto round = [&](float* row) { round_rows(dtype(), row, 1, dim); };
@@ -862,7 +675,7 @@ void GeoExchange::apply_rows(const Slice& slice, uint32_t index, std::span<const
   GeoTable& table = tables_[index];
   const size_t dim = table.spec().dim;
   float* weight = set_.table(index).weight();
-  const auto held = lock(index);
+  const auto held = slots_.lock(index);
   // What lookups have brought of rows without a slot may be older than what has come.
   if (table.slots() != nullptr) set_.table(index).refresh();
   for (uint64_t i = slice.begin; i < slice.end; ++i) {

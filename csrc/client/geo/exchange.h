@@ -4,26 +4,20 @@
 // The exchange of deltas between a trainer that steps by itself and the servers, in slices between
 // steps: docs/strategies.md, "Geo".
 //
-// Memory: the training thread alone writes weights and shadows. Slots of remote tables are read by
-// lookups of any thread: it writes those under the mutex of the table's cache, and never waits for
-// a server meanwhile. A payload belongs to it until it is packed, then to the queue's thread; a
-// reply the other way round.
-//
-// A row of a remote table has a slot from its first update here on. Beyond a budget slots are given
-// up, the longest untouched first, once the servers have all that their rows have moved: what they
-// lack goes with an exchange, and the slot when that is over and nothing has touched it since. So
-// no push of a row is on its way when a lookup asks the servers for it again.
+// Memory: the training thread alone writes weights and shadows; which rows of remote tables are
+// here, and who reads them, is in client/geo/slot_keeper.h. A payload belongs to it until it is
+// packed, then to the queue's thread; a reply the other way round.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "client/arrivals/queue.h"
+#include "client/geo/slot_keeper.h"
 #include "client/geo/table.h"
 #include "client/param_set.h"
 #include "client/push/step.h"
@@ -63,13 +57,6 @@ struct ExchangeOptions {
   std::vector<kernels::OptimizerConfig> rules;
 };
 
-// Slots of a remote table, as a snapshot has them: keys, counts of updates, and state by row.
-struct SlotArrays {
-  int64_t* keys = nullptr;
-  uint32_t* counts = nullptr;
-  float* state = nullptr;  // [rows, state elements]; null if the rule has none
-};
-
 // Rows of a table that a trainer has moved since they were last exchanged, as a snapshot has them:
 // keys, values, what those were then, and whether the next exchange hands the row on in any case.
 struct MovedArrays {
@@ -86,7 +73,7 @@ class GeoExchange {
  public:
   // Starts the queue of the set, once for a set. Throws Error(kOverloaded) if no row fits a push.
   GeoExchange(std::shared_ptr<ParamSet> set, ExchangeOptions options);
-  ~GeoExchange();
+  ~GeoExchange() = default;
   GeoExchange(const GeoExchange&) = delete;
   GeoExchange& operator=(const GeoExchange&) = delete;
 
@@ -94,19 +81,13 @@ class GeoExchange {
   // and of a remote table kUnpulledRow, before it changes anything.
   void update_rows(const TableGradient& gradient, const LocalRows& rows,
                    const kernels::OptimizerConfig& config, int64_t step);
-  // Of remote tables: what lookups have brought counts no more, for gradients neither. At the end
-  // of each step.
+  // Of remote tables, as SlotKeeper does them: the first at the end of each step, the others while
+  // nothing is under way.
   void forget_lookups();
-  // Slots of remote tables take the servers' values. Where it throws some have.
   void refresh_slots();
-  // Servers take the values of all slots, of a trainer that is alone.
   void store_slots();
-  // Of a trainer that is alone: the next interval. Where slots take too much, servers take the
-  // values of those that were touched longest ago, and these are given up.
   void keep_budget();
   uint64_t slot_count(uint32_t table);
-  // To arrays of so many rows; and the same from such arrays, in the place of all slots that there
-  // are, with the servers' values. Nothing is under way.
   void read_slots(uint32_t table, const SlotArrays& to);
   void write_slots(uint32_t table, uint64_t rows, const SlotArrays& from);
   // What this trainer has moved and not handed on, while nothing is under way: so many rows, to
@@ -190,24 +171,12 @@ class GeoExchange {
   };
 
   GeoTable& table(uint32_t index);
-  // Of a remote table; throws kInvalidArgument for another.
-  GeoSlots& slots(uint32_t index);
-  // Keeps lookups of a remote table out; nothing of a static one.
-  std::unique_lock<std::mutex> lock(uint32_t index);
   void check_idle(const char* what) const;
   void check_movement(const char* what) const;  // and that there is somebody to hand it on to
   std::vector<int64_t> moved_keys(uint32_t index, size_t* touched);
   float* row(uint32_t index, int64_t key) {
     return tables_[index].row(key, set_.table(index).weight());
   }
-  void update_slots(const TableGradient& gradient, const kernels::OptimizerConfig& config,
-                    int64_t step);
-  uint64_t slot_bytes() const;
-  // Which slots are to be given up so that a budget is kept, to retired_. Those that the servers
-  // lack nothing of go at once, if there are others to exchange with.
-  void choose_retired();
-  void free_retired();  // those that nothing has touched since
-  void store_rows(uint32_t index, std::span<const int64_t> keys);
   void check(std::span<void* const> weights) const;
   // Until `deadline`, the end of these slices, the end of the exchange, or an answer is missing.
   bool work(std::span<void* const> weights, TimePoint deadline, uint64_t slices);
@@ -244,10 +213,10 @@ class GeoExchange {
   SetState& set_;  // of the owner
   const wire::Pool pool_;
   const bool alone_;
-  const uint64_t cache_bytes_;
   uint64_t rows_bytes_;  // of one table in a push to one server, at most
   const std::shared_ptr<PushQueue> queue_;
   std::vector<GeoTable> tables_;
+  SlotKeeper slots_;
   std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
 
   Phase phase_ = Phase::kIdle;
@@ -261,12 +230,11 @@ class GeoExchange {
   uint64_t travelling_ = 0;  // of this one, behind what is on its way
   bool more_ = false;
   bool unsent_ = false;
-  std::vector<Outgoing> outgoing_;             // by server
-  std::vector<Left> left_;                     // until the exchange has begun
-  QueuedPush push_;                            // what is packed, until the queue has it
-  std::vector<std::vector<int64_t>> retired_;  // by table, until their exchange is over
-  std::vector<float> unmoved_;  // shadows of a slice before their movement was rounded
-  std::vector<Agreed> agreed_;  // by server and table, until the answer is taken in
+  std::vector<Outgoing> outgoing_;  // by server
+  std::vector<Left> left_;          // until the exchange has begun
+  QueuedPush push_;                 // what is packed, until the queue has it
+  std::vector<float> unmoved_;      // shadows of a slice before their movement was rounded
+  std::vector<Agreed> agreed_;      // by server and table, until the answer is taken in
   std::vector<wire::Frame> replies_;
   std::vector<wire::ChangesView> views_;
   std::vector<Slice> slices_;
