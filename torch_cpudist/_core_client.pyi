@@ -130,24 +130,6 @@ class ParamSet:
     def bind_table(self, table: int, weight: int) -> None:
         """Says where pulled rows go: float32 ``[rows, dim]``; all count as stale."""
 
-    def store_table(
-        self,
-        table: int,
-        keys: int,
-        count: int,
-        weights: int,
-        state: int = 0,
-        counts: int = 0,
-        step: int = 0,
-    ) -> None:
-        """Writes rows to the servers.
-
-        ``keys`` int64 ``[count]``, distinct; ``weights`` float32 ``[count, dim]``;
-        ``state`` float32 ``[count, state_elements]``, 0: the initial one; ``counts``
-        uint32 ``[count]``, updates of each row; ``step`` updates of the table as a
-        whole.
-        """
-
     def store_run(
         self,
         table: int,
@@ -158,7 +140,12 @@ class ParamSet:
         counts: int = 0,
         step: int = 0,
     ) -> None:
-        """Writes rows ``begin`` to ``end`` (exclusive), as ``store_table`` does."""
+        """Writes rows ``begin`` to ``end`` (exclusive) to the servers.
+
+        ``weights`` float32 ``[rows, dim]``; ``state`` float32 ``[rows,
+        state_elements]``, 0: the initial one; ``counts`` uint32 ``[rows]``, updates of
+        each row; ``step`` updates of the table as a whole.
+        """
 
     def store_parameter(
         self,
@@ -283,17 +270,6 @@ class ParamSet:
     def drain(self) -> None:
         """Waits until everything queued is applied."""
 
-    def fetch_table(
-        self,
-        table: int,
-        keys: int,
-        count: int,
-        weights: int,
-        state: int = 0,
-        counts: int = 0,
-    ) -> int:
-        """Reads rows as ``store_table`` takes them; returns the table's step."""
-
     def fetch_run(
         self,
         table: int,
@@ -303,7 +279,7 @@ class ParamSet:
         state: int = 0,
         counts: int = 0,
     ) -> int:
-        """Reads rows ``begin`` to ``end`` (exclusive), as ``fetch_table`` does."""
+        """Reads rows as ``store_run`` takes them; returns the table's step."""
 
     def fetch_parameter(self, index: int, weights: int, state: int = 0) -> int:
         """Reads a dense parameter as ``store_parameter`` takes it; returns its step."""

@@ -35,9 +35,7 @@ class EmbeddingPath:
         table = _core.TableSpec("table", rows, dim)
         layout = _core.ParamSetLayout(configs=[config], tables=[table], blocks=[])
         self.set = self.client.open(layout)
-        keys = torch.arange(rows)
-        store = (keys.data_ptr(), rows, self.cache.data_ptr())
-        self.set.store_table(0, *store)
+        self.set.store_run(0, 0, rows, self.cache.data_ptr())
         self.set.ready()
         self.set.bind_table(0, self.cache.data_ptr())
 

@@ -41,8 +41,7 @@ def open_set(
     """Opens the parameter set; trainer 0 stores ``table`` and ``dense``."""
     param_set = client.open(layout(len(table)))
     if rank == 0:
-        keys = np.arange(len(table))
-        param_set.store_table(0, keys.ctypes.data, len(keys), table.ctypes.data)
+        param_set.store_run(0, 0, len(table), table.ctypes.data)
         param_set.store_parameter(0, dense.ctypes.data)
     param_set.ready()
     param_set.bind_table(0, table.ctypes.data)

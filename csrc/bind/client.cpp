@@ -33,13 +33,6 @@ void bind_table(const ParamSetHolder& self, uint32_t table, Address weight) {
   self.get().bind_table(table, at<float>(weight));
 }
 
-void store_table(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count,
-                 Address weights, Address state, Address counts, uint64_t step) {
-  self.get().store_table(table, {at<const int64_t>(keys), static_cast<size_t>(count)},
-                         at<const float>(weights), at<const float>(state),
-                         at<const uint32_t>(counts), step);
-}
-
 void store_run(const ParamSetHolder& self, uint32_t table, uint64_t begin, uint64_t end,
                Address weights, Address state, Address counts, uint64_t step) {
   self.get().store_run({table, begin, end, at<const float>(weights), at<const float>(state),
@@ -59,14 +52,6 @@ void store_parameter(const ParamSetHolder& self, uint32_t parameter, Address wei
                      uint64_t step, Address average) {
   self.get().store_parameter(parameter, at<const void>(weights), at<const void>(state), step,
                              at<const void>(average));
-}
-
-uint64_t fetch_table(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count,
-                     Address weights, Address state, Address counts) {
-  uint64_t step = 0;
-  self.get().fetch_table(table, {at<const int64_t>(keys), static_cast<size_t>(count)},
-                         at<float>(weights), at<float>(state), at<uint32_t>(counts), &step);
-  return step;
 }
 
 uint64_t fetch_parameter(const ParamSetHolder& self, uint32_t parameter, Address weights,
@@ -311,13 +296,8 @@ void bind_calls(py::class_<ClientHolder>& client) {
 void bind_values(ParamSetClass& set) {
   set.def_property_readonly("id", of_set(&ParamSet::id))
       .def("bind_table", &bind_table, py::arg("table"), py::arg("weight"), NoGil())
-      .def("store_table", &store_table, py::arg("table"), py::arg("keys"), py::arg("count"),
-           py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, py::arg("step") = 0,
-           NoGil())
       .def("store_parameter", &store_parameter, py::arg("index"), py::arg("weights"),
            py::arg("state") = 0, py::arg("step") = 0, py::arg("average") = 0, NoGil())
-      .def("fetch_table", &fetch_table, py::arg("table"), py::arg("keys"), py::arg("count"),
-           py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, NoGil())
       .def("store_run", &store_run, py::arg("table"), py::arg("begin"), py::arg("end"),
            py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, py::arg("step") = 0,
            NoGil())

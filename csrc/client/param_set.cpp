@@ -195,14 +195,6 @@ uint64_t ParamSet::shrink(uint32_t table) {
   return client::shrink(shared_, *state_, table);
 }
 
-void ParamSet::fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights,
-                           float* state, uint32_t* counts, uint64_t* step) {
-  drain();
-  shared_.settle();
-  check_open();
-  *step = client::fetch_table(shared_, *state_, table, keys, weights, state, counts);
-}
-
 void ParamSet::fetch_parameter(uint32_t parameter, void* weights, void* state, uint64_t* step) {
   drain();
   shared_.settle();

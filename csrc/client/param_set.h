@@ -53,8 +53,9 @@ class ParamSet {
   void bind_table(uint32_t table, float* weight);
   void store_table(uint32_t table, std::span<const int64_t> keys, const float* weights,
                    const float* state, const uint32_t* counts, uint64_t step);
-  // As store_table and fetch_table, of rows `begin` .. `end`; the whole table in the fewest bytes.
+  // As store_table, of rows `begin` .. `end`; the whole table in the fewest bytes.
   void store_run(const RunValues& rows, uint64_t step);
+  // These rows as store_run takes them, and the updates of the table as a whole.
   void fetch_run(const RunPlaces& rows, uint64_t* step);
   // `state`: state_elements of each block of the parameter, block by block, or null. `average`: as
   // the weights; null where none is kept, or it begins at them.
@@ -70,8 +71,6 @@ class ParamSet {
   uint64_t shrink(uint32_t table);
   // Trainer 0 after its last store; the others wait here for it (round deadline).
   void ready();
-  void fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights, float* state,
-                   uint32_t* counts, uint64_t* step);
   // `state` as in store_parameter; either may be null.
   void fetch_parameter(uint32_t parameter, void* weights, void* state, uint64_t* step);
 

@@ -44,7 +44,9 @@ struct StoreView {
 
 inline constexpr uint32_t kEveryParameter = 0xffffffffu;
 
-struct FetchRequest {  // kFetchState: blocks of the server and/or these rows
+// kFetchState: blocks of the server and/or these rows. Trainers ask for blocks alone, and for rows
+// by runs (runs.h).
+struct FetchRequest {
   bool blocks = false;
   uint32_t parameter = kEveryParameter;  // with `blocks`: only blocks cut from this parameter
   uint32_t table = 0;

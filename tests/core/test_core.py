@@ -184,21 +184,17 @@ def test_state_goes_to_the_servers_and_back():
     with Cluster(1, 3, config=config) as cluster:
         (trainer,) = cluster.start().trainers
         rng = np.random.default_rng(1)
-        keys = rng.permutation(ROWS)
         table, state = rng.random((2, ROWS, DIM), dtype=np.float32)
         counts = rng.integers(1, 9, ROWS).astype(np.uint32)
         dense, dense_state = rng.random((2, HIDDEN), dtype=np.float32)
-        arrays = keys, table, state, counts
-        addresses = [address(array) for array in arrays]
-        trainer.set.store_table(0, addresses[0], ROWS, *addresses[1:], 17)
+        arrays = table, state, counts
+        trainer.set.store_run(0, 0, ROWS, *[address(array) for array in arrays], 17)
         trainer.set.store_parameter(0, address(dense), address(dense_state), 4)
 
-        found = [np.zeros_like(array) for array in arrays[1:]]
-        step = trainer.set.fetch_table(
-            0, addresses[0], ROWS, *[address(array) for array in found]
-        )
+        found = [np.zeros_like(array) for array in arrays]
+        step = trainer.set.fetch_run(0, 0, ROWS, *[address(array) for array in found])
         assert step == 17
-        for array, expected in zip(found, arrays[1:], strict=True):
+        for array, expected in zip(found, arrays, strict=True):
             np.testing.assert_array_equal(array, expected)
         found = [np.zeros_like(dense), np.zeros_like(dense_state)]
         assert trainer.set.fetch_parameter(0, *[address(array) for array in found]) == 4

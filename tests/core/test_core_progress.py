@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 from core_cluster import ROWS, Cluster, address, run_all
 from patience import PATIENCE_S
 
@@ -23,7 +22,6 @@ def test_who_sends_values_is_no_straggler_until_it_stops():
     with Cluster(2, 1, **options) as cluster:
         first, second = cluster.trainers
         run_all([first.client.connect, second.client.connect])
-        keys = np.arange(ROWS)
         for trainer in cluster.trainers:
             trainer.set = trainer.client.open(cluster.layout)
 
@@ -32,7 +30,7 @@ def test_who_sends_values_is_no_straggler_until_it_stops():
             while last()[0] != level:
                 assert time.monotonic() < deadline
                 if sends:
-                    first.set.store_table(0, address(keys), ROWS, address(first.table))
+                    first.set.store_run(0, 0, ROWS, address(first.table))
                 time.sleep(0.005)
 
         def begin():

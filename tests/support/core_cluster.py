@@ -50,8 +50,7 @@ class Trainer:
     def open(self, layout):
         self.set = self.client.open(layout)
         if self.rank == 0:
-            keys = np.arange(ROWS)
-            self.set.store_table(0, address(keys), ROWS, address(self.table))
+            self.set.store_run(0, 0, ROWS, address(self.table))
             self.set.store_parameter(0, address(self.dense))
         self.set.ready()
         # What is there now must come from the servers.
@@ -84,10 +83,9 @@ class Trainer:
 
     def fetch(self):
         """Weights on the servers: (table, dense)."""
-        keys = np.arange(ROWS)
         table = np.full((ROWS, DIM), np.nan, np.float32)
         dense = np.full(HIDDEN, np.nan, np.float32)
-        self.set.fetch_table(0, address(keys), ROWS, address(table))
+        self.set.fetch_run(0, 0, ROWS, address(table))
         self.set.fetch_parameter(0, address(dense))
         return table, dense
 

@@ -142,61 +142,6 @@ void store_parameter(Shared& shared, SetState& set, uint32_t parameter, const vo
   shared.run(send_blocks, [](std::span<const RequestPtr>) {});
 }
 
-uint64_t fetch_table(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
-                     float* weights, float* state, uint32_t* counts) {
-  const wire::TableSpec& spec = set.table(table).spec();
-  check_keys(spec, keys);
-  const uint32_t state_elements = set.row_state_elements(table);
-  KeySplit split(shared.owners, set.server_count, kernels::table_salt(spec.name));
-  split.run(keys);
-  const uint64_t chunk = rows_per_chunk(spec, state_elements);
-  const uint64_t longest = longest_share(split, set.server_count);
-  uint64_t step = 0;
-  for (uint64_t begin = 0; begin == 0 || begin < longest; begin += chunk) {
-    std::vector<RequestPtr> requests;
-    std::vector<std::vector<int64_t>> asked;
-    std::vector<std::span<const uint32_t>> places;
-    for (uint32_t s = 0; s < set.server_count; ++s) {
-      const auto positions = chunk_of(split, s, begin, chunk);
-      if (begin > 0 && positions.empty()) continue;
-      auto& own = asked.emplace_back();
-      for (const uint32_t position : positions) own.push_back(keys[position]);
-      places.push_back(positions);
-      wire::FetchRequest request;
-      request.table = table;
-      request.keys = own;
-      requests.push_back(
-          shared.session.send(s, wire::FrameKind::kFetchState, set.id, encode(request)));
-    }
-    shared.session.wait(requests);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const wire::StoreView view =
-          wire::decode_store(requests[i]->reply.payload.bytes(), set.layout);
-      if (view.tables.empty() && asked[i].empty()) continue;
-      if (view.tables.size() != 1 || view.tables[0].table != table) refuse_reply("other tables");
-      const wire::TableRows& rows = view.tables[0];
-      step = std::max(step, rows.step);
-      if (!std::equal(rows.keys.begin(), rows.keys.end(), asked[i].begin(), asked[i].end())) {
-        refuse_reply("other rows");
-      }
-      const auto scatter = [&](void* to, size_t row_bytes, const void* from, size_t elements,
-                               size_t expected) {
-        if (to == nullptr || expected == 0) return;
-        if (elements != expected) refuse_reply("state or counts of another size");
-        kernels::scatter_rows(to, row_bytes, places[i].data(), places[i].size(), row_bytes, from,
-                              row_bytes);
-      };
-      const size_t n = asked[i].size();
-      scatter(weights, spec.dim * sizeof(float), rows.weights.data(), rows.weights.size(),
-              n * spec.dim);
-      scatter(state, state_elements * sizeof(float), rows.state.data(), rows.state.size(),
-              n * state_elements);
-      scatter(counts, sizeof(uint32_t), rows.counts.data(), rows.counts.size(), n);
-    }
-  }
-  return step;
-}
-
 uint64_t fetch_parameter(Shared& shared, SetState& set, uint32_t parameter, void* weights,
                          void* state) {
   check_parameter(set, parameter);

@@ -27,9 +27,7 @@ void store_table(Shared& shared, SetState& set, const RowValues& rows, uint64_t 
 void store_parameter(Shared& shared, SetState& set, uint32_t parameter, const void* weights,
                      const void* state, uint64_t step, const void* average);
 
-// ---- after Shared::settle(); both return the updates of the table or parameter as a whole ----
-uint64_t fetch_table(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
-                     float* weights, float* state, uint32_t* counts);
+// ---- after Shared::settle(); returns the updates of the parameter as a whole ----
 uint64_t fetch_parameter(Shared& shared, SetState& set, uint32_t parameter, void* weights,
                          void* state);
 
