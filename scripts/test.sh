@@ -75,15 +75,14 @@ build_ahead() {
 # native_tests PRESET: builds and runs them.
 native_tests() {
   local folder
-  [ "$1" = release ] || end_ahead
   folder=$(python scripts/cmake_build.py "$1" native_tests) || return 1
   # Two for each core: they wait more than they compute. The limit is that of a hang, beside other
   # programs, under TSan, too.
   timeout 1800 "${RUNNER[@]}" "$folder/native_tests" --jobs "$((2 * $(nproc)))"
 }
 
-# beside NAME COMMAND...: begins a stage that uses one core; `beside_done` waits for all of them,
-# shows what each said and remembers how it went.
+# beside NAME COMMAND...: begins a stage that uses one core or waits often; `beside_done` waits for
+# all of them, shows what each said and remembers how it went.
 beside() {
   local name=$1 number=${#BESIDE[@]}
   shift
@@ -117,6 +116,7 @@ simulations() {
   bash scripts/simulate.sh --from 1001 --seeds 100000 --seconds 60 --jobs 1
 }
 
+# With what else is begun beside them.
 lint() {
   beside "mypy --strict" python -m mypy
   beside "tidy" python scripts/tidy.py
@@ -183,17 +183,19 @@ TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began))
 case $WHAT in
   all)
     beside "simulations" simulations
+    beside "native tests" native_tests release
     lint
-    check "native tests" native_tests release
     # Tests wait often: meanwhile the programs of the sanitizers are compiled.
     check "pytest" python_tests -m "not integrations"
-    check "native tests, ASan+UBSan" native_tests asan
-    check "native tests, TSan" native_tests tsan
+    end_ahead
+    beside "native tests, ASan+UBSan" native_tests asan
+    beside "native tests, TSan" native_tests tsan
+    beside_done
     check "fuzzing" bash scripts/fuzz.sh --seconds 6
     ;;
   quick)
+    beside "native tests" native_tests release
     lint
-    check "native tests" native_tests release
     check "pytest, in one process" python_tests -m "not processes and not integrations"
     ;;
   integrations)
