@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ import torch
 from torch_cpudist import _core, ops
 from torch_cpudist.optim import FTRL, RowWiseAdagrad
 from torch_cpudist.rules.read import read_group
-
-Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),

@@ -60,7 +60,6 @@ def test_dtypes_have_the_sizes_that_torch_gives_them() -> None:
 
 
 ONE = json.dumps(tensor(0, 4)).encode()
-THREE = {"data_offsets": [0, 4, 4]}
 MALFORMED = {
     "empty": b"",
     "seven bytes": b"\0" * 7,

@@ -132,11 +132,6 @@ class Manifest:
         """The files of a table, gone keys too."""
         return tuple(file for file in self.files if file.table == table)
 
-    @property
-    def model_file(self) -> File:
-        """The file of everything that is in no files of rows."""
-        return next(file for file in self.files if file.table is None)
-
     def to_json(self) -> bytes:
         """The bytes of ``manifest.json``.
 

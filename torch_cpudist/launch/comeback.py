@@ -292,7 +292,7 @@ class Comeback:
                 if run_id not in gone and not refused:
                     limit = same_s if same else _CONNECT_S
                     left_s = min(limit, max(until - time.monotonic(), 0.1))
-                    return self._joined(apart, ends, store, run, left_s)
+                    return self._joined(ends, store, run, left_s)
             except (
                 AddressError,
                 AuthenticationError,
@@ -321,12 +321,7 @@ class Comeback:
             )
 
     def _joined(
-        self,
-        apart: SeparateJob,
-        ends: Endpoints,
-        store: WordStore,
-        run: dict[str, Any],
-        connect_s: float,
+        self, ends: Endpoints, store: WordStore, run: dict[str, Any], connect_s: float
     ) -> tuple[Endpoints, _core.Client]:
         made, numbers = self._environment, self._numbers
         if int(run["run_id"]) == ends.run_id:

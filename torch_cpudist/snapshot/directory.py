@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from torch_cpudist._version import __version__
-from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
+from torch_cpudist.errors import SnapshotError
 from torch_cpudist.log import logger
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.chain import (
@@ -405,9 +405,3 @@ class Directory:
     def sees(self, token: str) -> bool:
         """Whether the file of a token is there."""
         return self.files.size(self.path / token) is not None
-
-
-def damage_of(error: SnapshotError) -> str:
-    """Which file an error blames, in a few words."""
-    blamed = isinstance(error, SnapshotCorruptError) and error.file
-    return str(blamed) if blamed else "unreadable"
