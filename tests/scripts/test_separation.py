@@ -76,6 +76,9 @@ def test_the_driver_of_sync_needs_no_file_of_another_engine(sources: Sources) ->
     drivers = {PurePosixPath(name).stem for name in within(needed, f"{P}/drivers")}
     needs = {"__init__", "base", "guard", "registry", "server", "sync"}
     assert drivers == needs | {"saving", "served_saving"}
+    # Nor do they hold a part of one: the core's queue and exchanges are not Sync's.
+    theirs = re.compile(r"_core\.(?:Async|Geo)\w+")
+    assert [name for name in sorted(needed) if theirs.search(sources[name])] == []
     served = {PurePosixPath(name).stem for name in within(needed, f"{P}/served")}
     assert "set" in served
     assert not served & {"local", "local_state"}

@@ -17,7 +17,8 @@ from whole_gradients import check_files, model_of, push
 
 import torch_cpudist as cpudist
 from torch_cpudist.drivers.geo_saving import GeoSaving
-from torch_cpudist.drivers.served_saving import QueuedSaving, ServedSaving
+from torch_cpudist.drivers.queued_saving import QueuedSaving
+from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.trainer_files import read_trainer

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
+from torch_cpudist.drivers.queued_saving import QueuedSaving
 from torch_cpudist.drivers.registry import register
-from torch_cpudist.drivers.served_saving import QueuedSaving
 from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.served.set import ParameterSet

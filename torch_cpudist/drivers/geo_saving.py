@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.optim import Optimizer
 
+from torch_cpudist.drivers.queued_saving import queued_answer
 from torch_cpudist.drivers.saving import CutAnswer
-from torch_cpudist.drivers.served_saving import ServedSaving, queued_answer
+from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.device import state_beside
 from torch_cpudist.served import state_exchange

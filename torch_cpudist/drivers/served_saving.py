@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from torch_cpudist.snapshot.reading import Snapshot
     from torch_cpudist.snapshot.staging import Stage
 
-_UNKNOWN, _WRITING, _DONE, _FAILED = range(4)
+# Of the states that a server tells of a cut; in the others it will not be there.
+_WRITING, _DONE = 1, 2
 _AGAIN, _TORN = 1, 2
 
 
-def queued_answer(found: tuple[int, bool, str, str, int] | None) -> CutAnswer | None:
-    """What came of a mark that was queued."""
-    if found is None:
-        return None
-    number, taken, name, reason, back = found
+def cut_answer(
+    number: int, taken: int, name: str, reason: str, back: int, leader: int = 0
+) -> CutAnswer:
+    """What came of a mark, as the core tells it: ``back`` if it was taken back."""
     again, torn = back == _AGAIN, back == _TORN
-    return CutAnswer(number, bool(taken), name, reason, again=again, torn=torn)
+    return CutAnswer(number, bool(taken), name, reason, leader, again=again, torn=torn)
 
 
 class ServedSaving(Saving):
@@ -100,10 +100,7 @@ class ServedSaving(Saving):
                 leader = min(self.members(number))  # trainer 0 may have left
             except SnapshotError as error:  # whoever leads it has given it up already
                 taken, reason = False, str(error)
-        again, torn = back == _AGAIN, back == _TORN
-        return CutAnswer(
-            number, bool(taken), told or name, reason, leader, again=again, torn=torn
-        )
+        return cut_answer(number, taken, told or name, reason, back, leader)
 
     @contextlib.contextmanager
     def _held(self, number: int, hold_ms: int) -> Iterator[None]:
@@ -265,35 +262,3 @@ class ServedSaving(Saving):
     def take_in(self, plan: Plan) -> None:
         """All rows here are old; dense values come now."""
         loading.take_in(self._parameters, plan)
-
-
-class QueuedSaving(ServedSaving):
-    """Of Async: a mark goes through the queue, behind the pushes of all steps."""
-
-    comes_and_goes = True
-
-    def __init__(
-        self, parameters: ParameterSet, run: Run, pushes: _core.AsyncPushes
-    ) -> None:
-        """Saves ``parameters``, whose queue is ``pushes``."""
-        super().__init__(parameters, run, together=False)
-        self.asks_first = False  # nobody waits for another's step
-        self.waits_at_once = parameters.bounded  # in the push of the next step
-        self._pushes = pushes
-
-    def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
-    ) -> CutAnswer | None:
-        """Puts the mark into the queue; the answer comes later."""
-        self._pushes.mark_cut(number, name, wait_ms, base, hold_ms)
-        return None
-
-    def take_in(self, plan: Plan) -> None:
-        """As above; a bound on staleness counts from now."""
-        if self._parameters.bounded:
-            self._opened.leave()  # and joins again
-        super().take_in(plan)
-
-    def answer(self) -> CutAnswer | None:
-        """The queue's."""
-        return queued_answer(self._pushes.cut_answer())

@@ -14,8 +14,8 @@ from snapshot_cases import settle
 from whole_gradients import ROWS, model_of, push
 
 import torch_cpudist as cpudist
+from torch_cpudist.drivers.queued_saving import QueuedSaving
 from torch_cpudist.drivers.saving import CutAnswer
-from torch_cpudist.drivers.served_saving import QueuedSaving
 
 STEPS = 14
 SPARSE = {"sync": cpudist.Sync, "async": cpudist.Async, "geo": cpudist.Geo}
