@@ -101,7 +101,7 @@ VARIABLES = {
         "",
         "`int`, at least 0",
         "s",
-        f"{jobs._REJOIN_S} on servers, 0 on trainers",
+        f"{jobs.REJOIN_S} on servers, 0 on trainers",
         "for how long servers of a job of their own wait for trainers: for the "
         "first ones to connect, for a lost one to come back; and trainers under Async "
         "and Geo for lost servers to come back, 0: not at all",

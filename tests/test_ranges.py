@@ -93,7 +93,7 @@ def test_geo_and_allreduce_exchange():
 
 def test_without_a_profiler_nothing_is_made(monkeypatch):
     made = []
-    monkeypatch.setattr(ranges, "_Range", lambda name: made.append(name))
+    monkeypatch.setattr(ranges, "Range", lambda name: made.append(name))
     monkeypatch.setattr(
         torch.profiler, "record_function", lambda name: made.append(name)
     )

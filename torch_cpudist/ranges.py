@@ -27,7 +27,7 @@ WAIT = "cpudist::wait"
 _NOTHING = nullcontext()
 
 
-class _Range:
+class Range:
     """A range, and in it one for each wait of its thread. Not reusable."""
 
     def __init__(self, name: str) -> None:
@@ -68,4 +68,4 @@ def of(name: str) -> AbstractContextManager[None]:
         return _NOTHING
     if name == WAIT:
         return torch.profiler.record_function(name)
-    return _Range(name)
+    return Range(name)

@@ -16,8 +16,10 @@ from tidy_rules import Sources, Violation, syntax, within
 from tidy_rules.functions import blank_comments
 
 PACKAGE = "torch_cpudist"
-# Compiled: they import nothing of the package.
-COMPILED = {"_core", "_c10d"}
+# Made by the build: they import nothing of the package.
+BUILT = {"_core", "_c10d", "_build_info"}
+# Calls that import what their first argument names.
+LATE = {"import_module", "__import__"}
 
 
 def stacked(*rows: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -162,8 +164,14 @@ def imported(node: ast.AST, package: str) -> Iterator[str]:
         base = ".".join([*parts, *filter(None, [node.module])])
         names = [one.name for one in node.names]
         if base == PACKAGE:
-            names = [name for name in names if name not in COMPILED]
+            names = [name for name in names if name not in BUILT]
         yield from (f"{base}.{name}" for name in names)
+    elif isinstance(node, ast.Call) and node.args:
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        named = getattr(node.args[0], "value", None)
+        if called in LATE and isinstance(named, str):
+            if named.removeprefix(f"{PACKAGE}.") not in BUILT:
+                yield named
 
 
 def python_edges(sources: Sources) -> dict[str, dict[str, int]]:

@@ -106,15 +106,21 @@ def check_torn_classes(sources: Sources) -> Iterator[Violation]:
 # ---- privacy -----------------------------------------------------------------------
 
 
-# What torch gives to those who write modules, optimizers and sparse tensors.
-OF_TORCH = {"_apply", "_indices", "_nnz", "_parameters", "_values"}
+# What torch gives to those who write modules, optimizers and sparse tensors, and Python
+# to those who have named tuples.
+OF_OTHERS = {"_apply", "_fields", "_indices", "_nnz", "_parameters", "_values"}
 OWN = {"self", "cls"}
+LOOKED_AT = (PACKAGE, "benchmarks", "examples", "scripts", "tests")
+# They take a name as text, behind what has it; `monkeypatch.setattr` and the like too.
+BY_TEXT = {"getattr", "setattr", "delattr", "hasattr", "object"}
+# They take it alone or at the end of a dotted one: `setattr("torch_cpudist.a._b", …)`.
+BY_PATH = {"setattr", "delattr", "patch", "attrgetter"}
 
 
 def is_private(name: str) -> bool:
     """Tell names with one underscore in front from those with none or two."""
     marked = name.startswith("_") and not name.startswith("__") and name != "_"
-    return marked and name not in OF_TORCH
+    return marked and name not in OF_OTHERS
 
 
 def owned_names(text: str) -> Iterator[str]:
@@ -135,7 +141,7 @@ def check_privacy(sources: Sources) -> Iterator[Violation]:
     Private names of other projects are theirs to defend: only names count that a
     folder of this package gives, and that the folder which uses them does not.
     """
-    names = [n for n in within(sources, PACKAGE, "tests") if n.endswith(".py")]
+    names = [n for n in within(sources, *LOOKED_AT) if n.endswith(".py")]
     owners: dict[str, set[str]] = defaultdict(set)
     for name in names:
         for given in filter(is_private, owned_names(sources[name])):
@@ -149,14 +155,47 @@ def check_privacy(sources: Sources) -> Iterator[Violation]:
                 yield Violation(name, line, "private", what)
 
 
+def is_itself(node: ast.AST) -> bool:
+    """Tell whether an expression is the object whose method stands there."""
+    called = getattr(node, "func", None)
+    own = isinstance(node, ast.Name) and node.id in OWN
+    return own or getattr(called, "id", "") == "super"
+
+
+def texts_taken(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what stands where an expression names an attribute of another as text."""
+    if isinstance(node, ast.Call) and node.args:
+        called = node.func
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        if name in BY_PATH:
+            yield node.args[0]
+        if name in BY_TEXT and len(node.args) > 1 and not is_itself(node.args[0]):
+            yield node.args[1]
+        if isinstance(called, ast.Attribute) and holds_attributes(called.value):
+            yield node.args[0]
+    elif isinstance(node, ast.Subscript) and holds_attributes(node.value):
+        yield node.slice
+
+
+def holds_attributes(node: ast.AST) -> bool:
+    """Tell whether an expression is `other.__dict__` or `vars(other)`."""
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return not is_itself(node.value)
+    if isinstance(node, ast.Call) and node.args and not is_itself(node.args[0]):
+        return getattr(node.func, "id", "") == "vars"
+    return False
+
+
 def reach_ins(text: str) -> Iterator[tuple[int, str]]:
     """Yield the private names, with lines, that a file takes of something else."""
     for node in syntax.nodes(text):
+        for taken in texts_taken(node):
+            value = getattr(taken, "value", None)
+            last = value.rpartition(".")[2] if isinstance(value, str) else ""
+            if is_private(last):
+                yield taken.lineno, last
         if isinstance(node, ast.Attribute) and is_private(node.attr):
-            value = node.value
-            itself = isinstance(value, ast.Name) and value.id in OWN
-            called = getattr(value, "func", None)
-            if not itself and getattr(called, "id", "") != "super":
+            if not is_itself(node.value):
                 yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom):
             # Modules of the package itself, such as _core, are for all of it.

@@ -29,7 +29,7 @@ def layout(hosts=("a", "a"), loads=True, trainers=(0, 1)):
 
 
 def chosen(name, where, monkeypatch, rank=0):
-    monkeypatch.setattr(backend_choice, "_CHECKS", {})
+    monkeypatch.setattr(backend_choice, "CHECKS", {})
     made = environment.Environment(rank=rank, world_size=2, backend=name)
     return backend_choice.choose(made, where)
 
@@ -67,7 +67,7 @@ def test_a_group_for_gradients_on_a_device_is_over_nccl(monkeypatch):
         made = environment.Environment(rank=0, world_size=2, backend=name)
         return backend_choice.spec_for(torch.device("cuda", 0), made, where)
 
-    monkeypatch.setattr(backend_choice, "_CHECKS", {})
+    monkeypatch.setattr(backend_choice, "CHECKS", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(cpudist.BackendUnavailableError, match="one trainer per device"):
         spec("auto", layout())
@@ -142,7 +142,7 @@ def test_a_server_needs_no_backend(monkeypatch):
     def missing():
         raise cpudist.BackendUnavailableError("missing")
 
-    monkeypatch.setattr(backend_choice, "_CHECKS", {"ccl": missing})
+    monkeypatch.setattr(backend_choice, "CHECKS", {"ccl": missing})
     for fields in ({"role_name": "server"}, {"servers": 1}):
         backend_choice.check_early(environment.Environment(backend="ccl", **fields))
     with pytest.raises(cpudist.BackendUnavailableError):

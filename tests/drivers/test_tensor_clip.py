@@ -140,7 +140,7 @@ def steps_with(clip, rank_clips=None):
 
 def test_it_costs_eight_bytes_per_tensor_and_no_message_more(monkeypatch):
     # Whoever waits for long on a busy machine would ask what has arrived.
-    monkeypatch.setattr(endpoints, "_THREADS_PROBE_MS", 600_000)
+    monkeypatch.setattr(endpoints, "THREADS_PROBE_MS", 600_000)
     one, each = steps_with(TOGETHER), steps_with(EACH)
     assert one["requests"] == each["requests"]
     tensors = len(list(Model().parameters()))

@@ -231,7 +231,7 @@ def test_nobody_is_asked_where_nobody_saves(tmp_path):
 @pytest.fixture
 def wanted(begun, monkeypatch):
     """Trainer 0's, which looks at every step, and what servers have asked for."""
-    monkeypatch.setattr("torch_cpudist.resuming.wanted._LOOK_S", 0.0)
+    monkeypatch.setattr("torch_cpudist.resuming.wanted.LOOK_S", 0.0)
     files = WantedSaves(begun, RUN)
     one = Wanted(Directory(begun), RUN, 0)
     assert not one.due(idle=True, saved=5)

@@ -325,7 +325,7 @@ def test_of_who_says_nothing_the_oldest_of_the_busiest_host_goes_first():
 @pytest.mark.processes
 def test_who_sends_a_byte_now_and_then_is_cut_off(monkeypatch):
     """Each byte comes in time, the request never: nine would keep all others out."""
-    monkeypatch.setattr(endpoint, "_CLIENT_S", 1.0)
+    monkeypatch.setattr(endpoint, "CLIENT_S", 1.0)
     port = free_port()
     with alone(port), socket.create_connection(("127.0.0.1", port)) as slow:
         slow.settimeout(0.1)

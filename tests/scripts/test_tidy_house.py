@@ -34,6 +34,9 @@ def found_in(sources: dict[str, str], *rules: str) -> list[str]:
         ("from ..launch import run\n", 1),
         ("if TYPE_CHECKING:\n    from torch_cpudist.launch.run import Run\n", 2),
         ("def late():\n    from torch_cpudist.launch.run import Run\n", 2),
+        ('importlib.import_module("torch_cpudist.launch.run")\n', 1),
+        ('\nrun = import_module("torch_cpudist.launch.run").Run\n', 2),
+        ('__import__("torch_cpudist.launch.run")\n', 1),
     ],
 )
 def test_an_import_upward(statement: str, line: int) -> None:
@@ -108,7 +111,12 @@ def test_includes_of_what_a_layer_stands_on() -> None:
         "csrc/wire/rows.h": "",
         "csrc/base/errors.h": "",
         "csrc/server/server.h": "",
-        f"{P}/drivers/sync.py": f"from {P} import _core, errors\nimport torch\n",
+        f"{P}/drivers/sync.py": (
+            f"from {P} import _core, errors\nimport torch\n"
+            f'importlib.import_module("{P}._c10d")\nimport_module("{P}.errors")\n'
+            "importlib.import_module(name)\n"
+        ),
+        f"{P}/__init__.py": "",
         f"{P}/errors.py": "",
     }
     assert found_in(sources, "layer", "circle") == []
@@ -250,7 +258,9 @@ def test_classes_of_one_name_and_functions_that_use_a_class() -> None:
 DRIVER = "class Driver:\n    def __init__(self):\n        self._inners = []\n"
 
 
-@pytest.mark.parametrize("folder", [f"{P}/replicas", "tests/drivers"])
+@pytest.mark.parametrize(
+    "folder", [f"{P}/replicas", "tests/drivers", "scripts", "benchmarks", "examples/a"]
+)
 def test_a_private_name_of_another_folder(folder: str) -> None:
     sources = {
         f"{P}/drivers/base.py": DRIVER,
@@ -258,6 +268,32 @@ def test_a_private_name_of_another_folder(folder: str) -> None:
     }
     what = f"_inners is private to {P}/drivers"
     assert found_in(sources, "private") == [f"{folder}/a.py:2: private: {what}"]
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        'getattr(driver, "_inners", None)',
+        'hasattr(driver, "_inners")',
+        'setattr(driver, "_inners", [])',
+        'delattr(driver, "_inners")',
+        'monkeypatch.setattr(Driver, "_inners", [])',
+        'monkeypatch.setattr("torch_cpudist.drivers.base.Driver._inners", [])',
+        'monkeypatch.delattr(Driver, "_inners")',
+        'mock.patch.object(Driver, "_inners")',
+        'mock.patch("torch_cpudist.drivers.base.Driver._inners")',
+        'operator.attrgetter("_inners")(driver)',
+        'Driver.__dict__["_inners"]',
+        'self.driver.__dict__["_inners"]',
+        'vars(driver)["_inners"]',
+        'driver.__dict__.get("_inners")',
+        'vars(driver).pop("_inners")',
+    ],
+)
+def test_a_private_name_in_a_text(taken: str) -> None:
+    sources = {f"{P}/drivers/base.py": DRIVER, "tests/a/a.py": f"\nx = {taken}\n"}
+    what = f"_inners is private to {P}/drivers"
+    assert found_in(sources, "private") == [f"tests/a/a.py:2: private: {what}"]
 
 
 def test_a_private_name_that_is_imported() -> None:
@@ -273,8 +309,12 @@ def test_a_private_name_that_is_imported() -> None:
 def test_private_names_of_ones_own_and_of_others() -> None:
     own = "import torch\nfrom torch_cpudist import _core\nx = self._inners\n"
     own += "y = super()._inners\nz = torch._C._jit\nw = gradient._values()\n"
+    own += "v = names._fields\nu = getattr(self, '_inners')\n"
+    own += "t = self.__dict__['_inners']\ns = vars(self)['_inners']\n"
+    own += "r = words['_inners']\nq = words.get('_inners')\np = '_inners'\n"
     sources = {
-        f"{P}/drivers/base.py": DRIVER + "_core = 1\ndef _values(): ...\n",
+        f"{P}/drivers/base.py": DRIVER
+        + "_core = 1\ndef _values(): ...\ndef _fields(): ...\n",
         f"{P}/drivers/sync.py": "def count(driver):\n    return driver._inners\n",
         f"{P}/replicas/a.py": own,
     }

@@ -222,7 +222,7 @@ def test_nothing_goes_early_where_it_must_not(communicator, variables):
 
 
 def test_after_gradients_that_changed_nothing_goes_early_for_a_while(monkeypatch):
-    monkeypatch.setattr(early, "_FIRST_REST", 2)
+    monkeypatch.setattr(early, "FIRST_REST", 2)
 
     def body(context: cpudist.Context) -> list[int]:
         model = Model()

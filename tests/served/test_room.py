@@ -229,7 +229,7 @@ def test_progress_is_told_in_the_log(
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
     monkeypatch.setattr(progress, "TOLD_BYTES", 0)
-    monkeypatch.setattr("torch_cpudist.served.set._RUN_BYTES", 1024 * 4 * DIM)
+    monkeypatch.setattr("torch_cpudist.served.set.RUN_BYTES", 1024 * 4 * DIM)
 
     def lines() -> list[str]:
         return [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]

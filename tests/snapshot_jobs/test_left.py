@@ -109,14 +109,14 @@ def test_a_snapshot_is_of_all_trainers(kind, late, tmp_path, monkeypatch):
     ``late``: who writes has given it up before who asked for it looks.
     """
     turns = Turns()
-    known = Snapshots.__dict__["_await"]
+    known = Snapshots.await_answers
 
     def awaits(snapshots, *others):
         known(snapshots, *others)
         until(lambda: snapshots.stats()["skipped"] == 1, PATIENCE_S)
 
     if late:
-        monkeypatch.setattr(Snapshots, "_await", awaits)
+        monkeypatch.setattr(Snapshots, "await_answers", awaits)
 
     def body(context):
         model, opt = wrapped(kind)

@@ -69,7 +69,7 @@ def _check_mpi() -> None:
         )
 
 
-_CHECKS = {"shm": _check_shm, "ccl": ccl.check, "nccl": _check_nccl, "mpi": _check_mpi}
+CHECKS = {"shm": _check_shm, "ccl": ccl.check, "nccl": _check_nccl, "mpi": _check_mpi}
 
 
 def check(name: str) -> None:
@@ -78,8 +78,8 @@ def check(name: str) -> None:
     Raises:
         BackendUnavailableError: says what to install or to set.
     """
-    if name in _CHECKS:
-        _CHECKS[name]()
+    if name in CHECKS:
+        CHECKS[name]()
 
 
 def check_early(environment: Environment) -> None:

@@ -26,7 +26,7 @@ _NO_KEY = (
 )
 _PROBE_MS = 1000
 # Ranks as threads: no wire to spare, and a frame that a test drops is missed at once.
-_THREADS_PROBE_MS = 20
+THREADS_PROBE_MS = 20
 
 
 def own_address(environment: Environment, layout: Layout) -> str:
@@ -273,7 +273,7 @@ def _connect_all(
             links,
             servers,
             connect_s=limit_s,
-            probe_ms=_PROBE_MS if network is None else _THREADS_PROBE_MS,
+            probe_ms=_PROBE_MS if network is None else THREADS_PROBE_MS,
             ranks=made.ranks,
             guard=guard,
         )

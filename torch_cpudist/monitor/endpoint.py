@@ -22,7 +22,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.monitor.families import Family
 from torch_cpudist.monitor.visitors import Visitors
 
-_CLIENT_S = 10.0
+CLIENT_S = 10.0
 _POLL_S = 0.1
 Read = Callable[[], Sequence[Family]]
 
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET of ``/metrics``."""
 
     server: _Listener
-    timeout = _CLIENT_S
+    timeout = CLIENT_S
 
     def do_GET(self) -> None:
         """One scrape."""
@@ -146,7 +146,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """As its base, for so long at most; gives the room back."""
-        clock = threading.Timer(_CLIENT_S, _cut, [request])
+        clock = threading.Timer(CLIENT_S, _cut, [request])
         clock.daemon = True
         try:
             clock.start()
@@ -212,7 +212,7 @@ class Endpoint:
         _open.discard(self)
         if self._thread is not None:
             self._listener.shutdown()
-            self._thread.join(_CLIENT_S)
+            self._thread.join(CLIENT_S)
             self._thread = None
         self._listener.server_close()
 

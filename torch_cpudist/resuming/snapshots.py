@@ -52,7 +52,7 @@ from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
 # How long others may take to the end of their next step, at least.
-_WAIT_MS = 10_000
+WAIT_MS = 10_000
 _POLL_S = 0.02
 # How much longer than its own limit whoever commits one may take to tell.
 _TOLD_S = 10.0
@@ -117,7 +117,7 @@ class Snapshots:
         self._loading = False
         self._half = ""  # why values are of two moments, where they are
         self._marked = False  # in the step that ends, or a mark is not answered yet
-        self._waits = Waits(self._saving, _WAIT_MS, run.environment.round_deadline_ms)
+        self._waits = Waits(self._saving, WAIT_MS, run.environment.round_deadline_ms)
 
     def _begin(self) -> None:
         """Makes what is of one run: servers that come back are another one."""
@@ -648,7 +648,7 @@ class Snapshots:
         # Of a group it is trainer 0's alone, and servers tell the others its name.
         told = "" if group and not self._leads else chosen
         self._mark(number, told, counted, whole=True)
-        self._await([number], limit_s)
+        self.await_answers([number], limit_s)
         if self._saves.counts.skipped > skipped:
             raise SnapshotError(
                 f"snapshot {chosen!r} was not taken; training goes on. Why: "
@@ -710,7 +710,7 @@ class Snapshots:
         check = self._run.trainer_client().check
         return self._meeting.handed(what, self._round, do, limit_s, check)
 
-    def _await(self, numbers: Sequence[int], limit_s: float) -> None:
+    def await_answers(self, numbers: Sequence[int], limit_s: float) -> None:
         """Waits for the answers to marks."""
         self._subject.driver.settle()
         until = time.monotonic() + limit_s
@@ -752,7 +752,9 @@ class Snapshots:
         self.settle()
         if (others_come or self._answers_come) and self._captured:
             # Others may wait for this trainer's part: all have marked it.
-            self._await([save.number for save in self._captured.all()], timeout_s)
+            self.await_answers(
+                [save.number for save in self._captured.all()], timeout_s
+            )
         self._saves.drain(timeout_s, lambda: None)
 
     def settle(self) -> None:

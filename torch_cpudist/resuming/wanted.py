@@ -12,7 +12,7 @@ from torch_cpudist.launch.wanted_saves import WantedSaves
 from torch_cpudist.snapshot.directory import Directory
 
 # A look is one call of the file system, between two steps.
-_LOOK_S = 0.2
+LOOK_S = 0.2
 
 
 class Wanted:
@@ -56,7 +56,7 @@ class Wanted:
 
     def _seen(self) -> bool:
         now = time.monotonic()
-        if now - self._looked_s < _LOOK_S:
+        if now - self._looked_s < LOOK_S:
             return False
         self._looked_s = now
         try:

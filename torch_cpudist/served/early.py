@@ -29,7 +29,7 @@ from torch_cpudist.model.placement import DenseParameter
 
 # What is worth a frame of its own.
 LEAST_BYTES = 128 << 10
-_FIRST_REST, _LONGEST_REST = 32, 4096  # steps
+FIRST_REST, _LONGEST_REST = 32, 4096  # steps
 
 
 class EarlyPushes:
@@ -55,7 +55,7 @@ class EarlyPushes:
         self._lock = threading.Lock()
         self._ready: list[tuple[int, torch.Tensor]] = []
         self._ready_bytes = 0
-        self._rest, self._next_rest = 0, _FIRST_REST
+        self._rest, self._next_rest = 0, FIRST_REST
         self._counted = (0, 0)
         self._hooks = [
             entry.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ class EarlyPushes:
             self._rest = self._next_rest
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         elif sent > before_sent:
-            self._next_rest = _FIRST_REST
+            self._next_rest = FIRST_REST
 
     def close(self) -> None:
         """Waits for no gradients any more."""

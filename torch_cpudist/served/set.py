@@ -35,7 +35,7 @@ from torch_cpudist.tables.remote_weight import table_of
 from torch_cpudist.tables.staged import HostedWeights
 from torch_cpudist.tables.weight import as_it_stands
 
-_RUN_BYTES = 64 << 20
+RUN_BYTES = 64 << 20
 Outlive = Callable[[Error, _core.Client | None], None]
 
 
@@ -46,7 +46,7 @@ def row_runs(rows: int, elements: int) -> Iterator[tuple[int, int]]:
         rows: of the table; with none there is one run, of no rows.
         elements: float32 values that travel with a row.
     """
-    size = max(1, _RUN_BYTES // (4 * max(1, elements)))
+    size = max(1, RUN_BYTES // (4 * max(1, elements)))
     for begin in range(0, max(rows, 1), size):
         yield begin, min(begin + size, rows)
 

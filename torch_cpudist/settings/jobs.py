@@ -19,7 +19,7 @@ NAMES = (
 )
 _MAX_TRAINERS = 65535
 _MAX_REJOIN_S = 365 * 24 * 3600
-_REJOIN_S = 600
+REJOIN_S = 600
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def parse(variables: Mapping[str, str]) -> SeparateJob | None:
         raise ConfigurationError(
             f"CPUDIST_ROLE={role!r}: {fields.nearest(role, ROLES)}"
         )
-    waits_s = _REJOIN_S if role == "server" else 0
+    waits_s = REJOIN_S if role == "server" else 0
     host, port = _endpoint(variables["CPUDIST_RENDEZVOUS"])
     trainers = _number(variables, "CPUDIST_TRAINERS", 0, 1, _MAX_TRAINERS)
     if role == "server" and not trainers:
