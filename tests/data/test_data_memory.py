@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from data_cases import SLOTS, flat, read, records, unpacked, write
@@ -70,6 +71,17 @@ def test_shuffles_permute_and_can_be_repeated(files):
 def test_shares_divide_the_records(files):
     parts = [loaded(files, share=(number, 3)) for number in range(3)]
     assert sorted(flat(flat(read(part)) for part in parts)) == records(COUNT)
+
+
+def test_one_of_several_ranks_has_to_know_its_number(files, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with ThreadPoolExecutor(1) as thread:  # which was in no run, whatever this one was
+        with pytest.raises(cpudist.ConfigurationError, match="which trainer it is"):
+            thread.submit(loaded, files).result(PATIENCE_S)
+        half = thread.submit(loaded, files, share=(0, 2)).result(PATIENCE_S)
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        whole = thread.submit(loaded, files).result(PATIENCE_S)
+    assert half.records < whole.records == COUNT
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

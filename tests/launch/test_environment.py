@@ -283,3 +283,16 @@ def test_replicas_have_two_names():
 def test_numbers_of_replicas_that_cannot_be(text):
     with pytest.raises(ConfigurationError, match=f"CPU_NUM='?{text}"):
         environment.parse({"CPU_NUM": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [(None, 1), ("", 1), ("0", 0), ("1", 1), ("6", 6)]
+)
+def test_how_many_ranks_were_launched(text, count):
+    told = {} if text is None else {"WORLD_SIZE": text}
+    assert environment.launched_count(told) == count
+
+
+def test_a_count_of_launched_ranks_that_is_no_number():
+    with pytest.raises(ConfigurationError, match="WORLD_SIZE='many'"):
+        environment.launched_count({"WORLD_SIZE": "many"})

@@ -27,7 +27,12 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.endpoints import Endpoints
-from torch_cpudist.launch.environment import Alone, Environment, parse_alone
+from torch_cpudist.launch.environment import (
+    Alone,
+    Environment,
+    launched_count,
+    parse_alone,
+)
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.loads import ServerLoad
 from torch_cpudist.launch.preemption import Preemption
@@ -299,6 +304,15 @@ def set_last(context: Context | None) -> None:
 def last() -> Context | None:
     """The calling thread's context, also one that was shut down."""
     return getattr(_local, "context", None)
+
+
+def launched_ranks() -> int:
+    """How many ranks were launched, this process among them, whatever run is open.
+
+    Raises:
+        ConfigurationError: the launcher's variable is wrong.
+    """
+    return launched_count(os.environ)
 
 
 def place() -> tuple[Environment | Alone, int, int]:

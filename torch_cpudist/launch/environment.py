@@ -1,7 +1,11 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-# long: every variable of a process is read here, and nowhere else
+# long: one reader of every CPUDIST_* variable of a run, which knows all their names
 """What the environment says: a launcher's variables and ``CPUDIST_*``, checked.
+
+Every ``CPUDIST_*`` variable of a run is read here, but ``CPUDIST_SIMD``, which the core
+reads. Variables of others that concern one file alone are read there: Gloo's interface,
+oneCCL's and oneDNN's, the compiler's, and what ``launch()`` and ``ccl`` ask a launcher.
 
 Pure functions of a mapping. A contradiction, a missing half, or a variable that this
 version does not have is an error here, before anything is started.
@@ -494,6 +498,15 @@ class Alone:
     threads: int | None
     pin: bool
     values: Mapping[str, Any]
+
+
+def launched_count(variables: Mapping[str, str]) -> int:
+    """How many ranks a launcher says that there are; 1 without one.
+
+    Raises:
+        ConfigurationError: it is no number.
+    """
+    return _integer(variables, "WORLD_SIZE", 1) if variables.get("WORLD_SIZE") else 1
 
 
 def parse_alone(variables: Mapping[str, str]) -> Alone:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from torch.utils.data import get_worker_info
@@ -44,7 +43,7 @@ def own_share(files: Iterable[object], given: Share | None) -> Share:
                 "a dataset on a dedicated server: only trainers read data."
             )
         return here.trainer_rank, here.trainer_count
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if context.launched_ranks() > 1:
         raise ConfigurationError(
             "several ranks were launched, and this one does not know which trainer it "
             "is: call cpudist.init() before the dataset is made, or pass "
