@@ -109,3 +109,18 @@ def test_to_see_that_servers_mean_this_directory_needs_no_room(tmp_path):
     (found,) = tokens
     assert found[1]
     assert not list(tmp_path.iterdir())
+
+
+class ReadOnly(Files):
+    """A disk that has turned so: nothing goes any more."""
+
+    def unlink(self, path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_values_do_not_change_while_they_are_told_to_be_there(tmp_path):
+    way = waiting(tmp_path, files=ReadOnly())
+    way.loading()  # there is nothing yet
+    way.loaded(Begun("kept", 5))
+    with pytest.raises(cpudist.SnapshotError, match=r"cannot remove .*: Read-only"):
+        way.loading()

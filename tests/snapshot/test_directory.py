@@ -263,6 +263,16 @@ def test_a_token_is_seen_by_those_who_mean_the_same_directory(directory, tmp_pat
     assert os.listdir(directory.path) == []
 
 
+@pytest.mark.parametrize("contents", [b"", b"a word"])
+def test_a_word_is_there_until_it_is_taken_away(contents, directory) -> None:
+    directory.write_word("token-word", contents)
+    assert os.listdir(directory.path) == ["token-word"]
+    assert directory.files.read(directory.path / "token-word") == contents
+    for _ in range(2):
+        directory.remove_word("token-word")
+        assert os.listdir(directory.path) == []
+
+
 def test_paths_do_not_depend_on_where_the_program_is(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = Directory("here")

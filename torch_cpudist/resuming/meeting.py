@@ -26,7 +26,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
-from torch_cpudist.snapshot.files import reported, write_durably
+from torch_cpudist.snapshot.files import reported
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.rendezvous import Rendezvous
@@ -95,7 +95,7 @@ class Meeting:
         if run.trainer_rank == 0:
             try:
                 self._directory.sweep(run.run_id, self._number)
-                self._leave(self._mark, b"")
+                self._directory.write_word(self._mark, b"")
                 problem = "; ".join(saving.sees(self._mark))
             except SnapshotError as error:
                 problem = str(error)
@@ -163,7 +163,7 @@ class Meeting:
         self._take_away(self._last_told)  # all have come on to this one
         self._last_told = f"{self._mark}-{outcome}-{number}"
         with contextlib.suppress(SnapshotError):  # the others' wait ends all the same
-            self._leave(self._last_told, b"")
+            self._directory.write_word(self._last_told, b"")
 
     def saved(self, number: int) -> bool:
         """Whether a snapshot is there, if its leader has told; not collective."""
@@ -272,7 +272,7 @@ class Meeting:
         self._words.append(f"{self._mark}-handed-{word}")
         if len(self._words) > _WORDS:
             self._take_away(self._words.popleft())
-        self._leave(self._words[-1], text.encode())
+        self._directory.write_word(self._words[-1], text.encode())
 
     def _heard(self, word: str) -> str | None:
         if (board := self._board()) is not None:
@@ -309,7 +309,7 @@ class Meeting:
         if (board := self._board()) is not None:
             board.show(f"{self._key}/decided/{self._decisions}", text)
         else:
-            self._leave(self._loaded, text.encode())
+            self._directory.write_word(self._loaded, text.encode())
 
     def _passed_on(self) -> dict[str, Any]:
         board, path = self._board(), self._directory.path / self._loaded
@@ -323,12 +323,7 @@ class Meeting:
         found: dict[str, Any] = json.loads(text)
         return found
 
-    def _leave(self, name: str, contents: bytes) -> None:
-        files, path = self._directory.files, self._directory.path
-        with reported(f"cannot write to {path}", _WRITABLE):
-            files.make_directory(path)
-            write_durably(files, path / name, [contents])
-
     def _take_away(self, name: str) -> None:
+        """Nobody looks for it any more: one that stays is swept by the next run."""
         with contextlib.suppress(OSError):
-            self._directory.files.unlink(self._directory.path / name)
+            self._directory.remove_word(name)

@@ -33,7 +33,7 @@ from torch_cpudist.resuming.trainer_tree import read_tree
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.checked_json import Fields, Malformed, parse
 from torch_cpudist.snapshot.directory import Directory
-from torch_cpudist.snapshot.files import reported, write_durably
+from torch_cpudist.snapshot.files import reported
 from torch_cpudist.snapshot.manifest import Manifest, Trainer
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _RETRY_S = 0.2
-_WRITABLE = "See that the directory exists on this host, can be written and has space."
 _SHARED = (
     "Name the same directory by resume(path) or CPUDIST_SNAPSHOT_DIR, and by "
     "CPUDIST_SNAPSHOT_DIR for the servers."
@@ -129,8 +128,9 @@ class UnderWay:
         except PeerLostError:
             raise  # as when it is killed: the others see it, or wait for its return
         except Error as error:
+            told = _packed({"error": describe(error)})
             with contextlib.suppress(SnapshotError):  # their wait ends all the same
-                self._write_once(self._file, _packed({"error": describe(error)}))
+                self._directory.write_word(self._file, told)
             raise
 
     def grown(self, folder: Path | None, whole: bool = True) -> Begun:
@@ -312,7 +312,7 @@ class UnderWay:
         warned = False
         while True:
             try:
-                return self._write_once(name, contents)
+                return self._directory.write_word(name, contents)
             except SnapshotError as error:
                 left_s = self._patient_until - time.monotonic()
                 if left_s <= 0:
@@ -333,14 +333,11 @@ class UnderWay:
             self._run.trainer_client().check()
             time.sleep(_RETRY_S)
 
-    def _write_once(self, name: str, contents: bytes) -> None:
-        files, path = self._directory.files, self._directory.path
-        with reported(f"cannot write to {path}", _WRITABLE):
-            files.make_directory(path)
-            write_durably(files, path / name, [contents] if contents else [])
-
     def _remove(self, name: str) -> None:
-        files, path = self._directory.files, self._directory.path / name
-        with reported(f"cannot remove {path}", _SHARED):
-            if files.size(path) is not None:
-                files.unlink(path)
+        """Removes a file, or says that it may be seen still.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        with reported(f"cannot remove {self._directory.path / name}", _SHARED):
+            self._directory.remove_word(name)

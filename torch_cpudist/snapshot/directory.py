@@ -34,10 +34,8 @@ from torch_cpudist.snapshot.manifest import Manifest
 from torch_cpudist.snapshot.sealed import checksum_of
 
 _FILE_SYSTEM = Files()
-_WRITABLE = (
-    "See that the directory exists on this host, can be written and has space; "
-    "training goes on without this snapshot."
-)
+_SPACE = "See that the directory exists on this host, can be written and has space"
+_WRITABLE = f"{_SPACE}; training goes on without this snapshot."
 _READABLE = "See that the directory can be read on this host."
 
 
@@ -405,3 +403,28 @@ class Directory:
     def sees(self, token: str) -> bool:
         """Whether the file of a token is there."""
         return self.files.size(self.path / token) is not None
+
+    # ---- words between trainers, each a small file ---------------------------------
+
+    def write_word(self, name: str, contents: bytes) -> None:
+        """Leaves a file for the others, which see it as a whole or not at all.
+
+        Nothing is written into an empty one: a disk that is full has names left.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        with reported(f"cannot write to {self.path}", f"{_SPACE}."):
+            self.files.make_directory(self.path)
+            pieces = [contents] if contents else []
+            write_durably(self.files, self.path / name, pieces)
+
+    def remove_word(self, name: str) -> None:
+        """Takes it away again, if it is there.
+
+        Raises:
+            OSError: the file system refuses. What that means, the caller knows: others
+                may have to see it gone, or find out by themselves that it is of no use.
+        """
+        if self.sees(name):
+            self.files.unlink(self.path / name)
