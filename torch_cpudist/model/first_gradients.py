@@ -26,7 +26,7 @@ _COPIES = ("__deepcopy__", "__reduce_ex__", "__repr__", "clone")
 class TableGradient(torch.Tensor):
     """A sparse gradient that knows its table; results of operations are plain."""
 
-    _cpudist_table: str
+    _cpudist_table_name: str
 
     @classmethod
     def __torch_function__(
@@ -48,7 +48,7 @@ class TableGradient(torch.Tensor):
             try:
                 return func(*args, **(kwargs or {}))
             except NotImplementedError:
-                tables = [repr(one._cpudist_table) for one in _tables_of(args)]
+                tables = [repr(one._cpudist_table_name) for one in _tables_of(args)]
                 raise SparseGradientError(
                     f"table {', '.join(tables)}: torch has no {name} of a sparse "
                     "gradient. To clip gradients of a model with tables: "
@@ -88,7 +88,7 @@ class FirstGradients:
         if grad is None or not grad.is_sparse or isinstance(grad, TableGradient):
             return
         made: Any = torch.Tensor._make_subclass(TableGradient, grad)
-        made._cpudist_table = self._names[id(weight)]
+        made._cpudist_table_name = self._names[id(weight)]
         weight.grad = made
 
     def end(self) -> None:
