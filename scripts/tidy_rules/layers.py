@@ -18,8 +18,8 @@ from tidy_rules.functions import blank_comments
 PACKAGE = "torch_cpudist"
 # Made by the build: they import nothing of the package.
 BUILT = {"_core", "_c10d", "_build_info"}
-# Calls that import what their first argument names.
-LATE = {"import_module", "__import__"}
+# Calls that import, or look for, what their first argument names.
+LATE = {"import_module", "__import__", "find_spec"}
 
 
 def stacked(*rows: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

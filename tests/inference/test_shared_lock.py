@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +19,7 @@ from torch_cpudist.errors import (
     InvalidArgumentError,
     OperationTimeoutError,
 )
+from torch_cpudist.inference import forward_guard
 from torch_cpudist.inference.shared_lock import SharedLock
 
 HURRY_S = 0.3
@@ -257,6 +259,15 @@ def test_compiled_forwards_that_raise_hold_nobody_up(reader) -> None:
     assert compiled().tolist() == [1.0, 1.0]
     reader.apply_delta(reader.folder / "2")
     assert compiled().tolist() == [2.0, 2.0]
+
+
+def test_what_is_passed_over_between_a_hook_and_its_caller_is_there() -> None:
+    """Else compiled forwards would end with the function that calls their hooks."""
+    from torch_cpudist.tables import graphs  # which imports the compiler
+
+    assert graphs.__file__ in forward_guard.BETWEEN
+    assert torch._dynamo.__file__.startswith(forward_guard.BETWEEN)
+    assert all(os.path.exists(name) for name in forward_guard.BETWEEN)
 
 
 def test_who_wants_it_alone_gets_it_when_all_have_left() -> None:

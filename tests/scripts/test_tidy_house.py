@@ -37,6 +37,7 @@ def found_in(sources: dict[str, str], *rules: str) -> list[str]:
         ('importlib.import_module("torch_cpudist.launch.run")\n', 1),
         ('\nrun = import_module("torch_cpudist.launch.run").Run\n', 2),
         ('__import__("torch_cpudist.launch.run")\n', 1),
+        ('importlib.util.find_spec("torch_cpudist.launch.run")\n', 1),
     ],
 )
 def test_an_import_upward(statement: str, line: int) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -16,13 +17,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_cpudist.errors import InternalError
 from torch_cpudist.inference.shared_lock import Share, SharedLock
 
-# Frames between whoever calls a hook and what the hook does.
-_BETWEEN = (
+
+def _source_of(module: str) -> str:
+    """The file of a module that is not imported yet, as importing it would take long.
+
+    Raises:
+        InternalError: there is none of that name.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise InternalError(f"{module}, whose frames are to be passed over, is gone")
+    return spec.origin
+
+
+# Where frames are between whoever calls a hook and what the hook does: files, and a
+# folder with all that is in it.
+BETWEEN = (
     __file__,
-    os.path.join(os.path.dirname(os.path.dirname(__file__)), "tables", "graphs.py"),
-    os.path.join(os.path.dirname(torch.__file__), "_dynamo", ""),
+    _source_of("torch_cpudist.tables.graphs"),
+    os.path.join(os.path.dirname(_source_of("torch._dynamo")), ""),
 )
 
 
@@ -111,4 +127,4 @@ def _caller() -> FrameType | None:
 def _passed(code: CodeType) -> bool:
     # A generator's frame stays when it is left, and must never be cleared.
     pauses = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    return bool(code.co_flags & pauses) or code.co_filename.startswith(_BETWEEN)
+    return bool(code.co_flags & pauses) or code.co_filename.startswith(BETWEEN)

@@ -307,11 +307,7 @@ def last() -> Context | None:
 
 
 def launched_ranks() -> int:
-    """How many ranks were launched, this process among them, whatever run is open.
-
-    Raises:
-        ConfigurationError: the launcher's variable is wrong.
-    """
+    """``launched_count`` of this process, whatever run is open."""
     return launched_count(os.environ)
 
 
