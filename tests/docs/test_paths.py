@@ -48,3 +48,43 @@ def test_a_name_without_a_file_is_found() -> None:
         "::test_gone_too",
     ]
     assert missing("`csrc/gone/*.cpp`") == ["csrc/gone/*.cpp"]
+
+
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+ANCHOR = re.compile(r'<a (?:name|id)="([^"]+)">')
+LINK = re.compile(r"\]\(([^)\s:#]*)#([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Names of a page's places that are alike on GitHub and on the site.
+
+    GitHub makes a hyphen of each space, the site one of all that stand together.
+    """
+    found = set(ANCHOR.findall(text))
+    for heading in HEADING.findall(text):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        kept = re.sub(r"[^\w\- ]", "", shown)
+        if kept.replace(" ", "-") == re.sub(r"[-\s]+", "-", kept.strip()):
+            found.add(kept.replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_pages_lead_there_on_github_and_on_the_site(page: Path) -> None:
+    gone = []
+    for name, anchor in LINK.findall(prose(page)):
+        other = page.parent / name if name else page
+        if anchor not in anchors(prose(other)):
+            gone.append(f"{name}#{anchor}")
+    assert gone == []
+
+
+def test_headings_that_github_and_the_site_name_differently_are_no_place() -> None:
+    text = '# With 5 %, and means\n## `step()`\n<a name="delay"></a>\n## A - B\n'
+    assert anchors(text) == {"step", "delay"}
