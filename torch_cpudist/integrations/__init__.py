@@ -3,7 +3,8 @@
 """Plug-ins for the training loops of other projects, each imported at its first use.
 
 ``cpudist.integrations.lightning`` needs the extra ``lightning``; without a use of it
-nothing of that project is imported.
+nothing of that project is imported. Its ranks are those of ``lightning_world``, and its
+checkpoints have ``checkpoint_snapshots``.
 """
 
 from __future__ import annotations
