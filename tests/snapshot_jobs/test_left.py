@@ -27,7 +27,7 @@ from whole_gradients import (
 
 import torch_cpudist as cpudist
 from torch_cpudist.drivers.served_saving import ServedSaving
-from torch_cpudist.resuming.snapshots import Snapshots
+from torch_cpudist.resuming.marking import Marks
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.left_files import LeftFiles
@@ -109,14 +109,15 @@ def test_a_snapshot_is_of_all_trainers(kind, late, tmp_path, monkeypatch):
     ``late``: who writes has given it up before who asked for it looks.
     """
     turns = Turns()
-    known = Snapshots.await_answers
+    asked = []
+    known = Marks.await_answers
 
-    def awaits(snapshots, *others):
-        known(snapshots, *others)
-        until(lambda: snapshots.stats()["skipped"] == 1, PATIENCE_S)
+    def awaits(marks, *others):
+        known(marks, *others)
+        until(lambda: asked[0].stats()["snapshot"]["skipped"] == 1, PATIENCE_S)
 
     if late:
-        monkeypatch.setattr(Snapshots, "await_answers", awaits)
+        monkeypatch.setattr(Marks, "await_answers", awaits)
 
     def body(context):
         model, opt = wrapped(kind)
@@ -131,6 +132,7 @@ def test_a_snapshot_is_of_all_trainers(kind, late, tmp_path, monkeypatch):
             return
         turns.wait("left")
         push(opt, model, 0, 1)
+        asked.append(opt)
         try:
             with pytest.raises(cpudist.SnapshotError, match=r"trainers \[1\]"):
                 opt.save_snapshot("part")

@@ -127,7 +127,7 @@ def test_trainer_0_saves_while_the_others_go_on(tmp_path):
 
 
 def test_a_trainer_that_does_not_step_keeps_none_from_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch_cpudist.resuming.snapshots.WAIT_MS", 200)
+    monkeypatch.setattr("torch_cpudist.resuming.marking.WAIT_MS", 200)
     over = threading.Event()
 
     def body(context):

@@ -27,9 +27,10 @@ from torch_cpudist.log import logger
 from torch_cpudist.resuming.absent import Absent
 from torch_cpudist.resuming.captured import Captured
 from torch_cpudist.resuming.loader import Loader
+from torch_cpudist.resuming.marking import Marks
 from torch_cpudist.resuming.meeting import Meeting
 from torch_cpudist.resuming.own_state import OwnState, check_objects
-from torch_cpudist.resuming.paces import Often, Waits, paces_of
+from torch_cpudist.resuming.paces import Often
 from torch_cpudist.resuming.places import (
     check_new_name,
     checked_place,
@@ -37,13 +38,13 @@ from torch_cpudist.resuming.places import (
     nothing_to_load,
 )
 from torch_cpudist.resuming.recovered import Moments
-from torch_cpudist.resuming.saves import Save, Saves, Tip
+from torch_cpudist.resuming.saves import Saves
 from torch_cpudist.resuming.schedules import Schedules, schedules_of
 from torch_cpudist.resuming.subject import Started, Subject
-from torch_cpudist.resuming.trainer_tree import read_tree, tree_of
+from torch_cpudist.resuming.trainer_tree import read_tree
 from torch_cpudist.resuming.under_way import UnderWay
 from torch_cpudist.resuming.wanted import Wanted
-from torch_cpudist.snapshot import names, trees
+from torch_cpudist.snapshot import trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
@@ -51,8 +52,6 @@ from torch_cpudist.snapshot.manifest import Trainer
 from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
-# How long others may take to the end of their next step, at least.
-WAIT_MS = 10_000
 _POLL_S = 0.02
 # How much longer than its own limit whoever commits one may take to tell.
 _TOLD_S = 10.0
@@ -101,23 +100,12 @@ class Snapshots:
         )
         self._leads = run.trainer_rank == 0
         self._objects = objects
-        self._begin()
-        self._pace, self._delta_pace = paces_of(
-            often, run, self._saving, f"snapshots/{subject.number}"
-        )
-        self._began = (0, time.monotonic())  # at this step
         self._moments = Moments()
-        self._last = 0  # number of the newest cut that was marked
-        self._due = False
-        self._full_due = False  # and with all rows
-        self._round = 0  # that the last step was of
-        self._asked = 0  # number of the newest cut that was asked for
-        self._asked_full = 0  # and of the newest with all rows
-        self._pause_s_max = 0.0
+        self._marks = Marks(subject, self.directory, often, self._own, self._moments)
+        self._begin()
+        self._began = (0, time.monotonic())  # at this step
         self._loading = False
         self._half = ""  # why values are of two moments, where they are
-        self._marked = False  # in the step that ends, or a mark is not answered yet
-        self._waits = Waits(self._saving, WAIT_MS, run.environment.round_deadline_ms)
 
     def _begin(self) -> None:
         """Makes what is of one run: servers that come back are another one."""
@@ -139,13 +127,18 @@ class Snapshots:
             self._captured.all,
             self._captured.look,
         )
-        self._saving.when_between(self._mark_between)
         self._meeting = Meeting(run, self.directory, self._subject.number)
         goes = run.environment.apart is not None and self._saving.comes_and_goes
         way = UnderWay(run, self.directory, self._subject.number)
         self._way = way if goes else None  # where others may train already
         wanted = Wanted(self.directory, run.run_id, self._subject.number)
-        self._wanted = wanted if goes and self._leads else None
+        self._marks.begin(
+            self._saving,
+            self._captured,
+            self._saves,
+            self._meeting,
+            wanted if goes and self._leads else None,
+        )
 
     def _earlier(self, rank: int) -> Sequence[tuple[Path, Trainer]]:
         return () if self._way is None else self._way.states(rank)
@@ -188,7 +181,7 @@ class Snapshots:
                 way.begin(newest)
         begun = way.wait(self._run.environment.round_deadline_ms / 1000)
         if self._leads:
-            self._last = way.clear(self._saving)
+            self._marks.last = way.clear(self._saving)
         if way.comes_late:
             self._left.forget(self._run.trainer_rank)
             self._saves.absent.uncounted = None
@@ -233,7 +226,7 @@ class Snapshots:
             # What is being written needs the rows that go now.
             self.finish(self._run.environment.round_deadline_ms / 1000)
         self._subject.driver.settle()
-        self._give_up_again("the run goes back")
+        self._marks.give_up_again("the run goes back")
         if not self._saving.ready():
             self._saving.make_ready()
         # Which trainers spell in their own ways, so that none goes by its own.
@@ -333,8 +326,7 @@ class Snapshots:
             equal = len(trainers) == self._run.trainer_count
             missing += self._own.restore(tree["own"], own, equal)
             self._captured.clear()
-            self._due = self._full_due = False
-            self._last = max(self._last, manifest.number)
+            self._marks.went_back(manifest.number)
             ranks = range(self._run.trainer_count)
             steps = sum(trainers.get(r, first).steps for r in ranks)
             if not late:
@@ -393,7 +385,7 @@ class Snapshots:
         Raises:
             SnapshotError: there is none.
         """
-        way, self._last = self._met(), 0
+        way, self._marks.last = self._met(), 0
         self.begin_anew()
         self._way = way  # which has the patience
         way.check(self._saving)
@@ -405,7 +397,8 @@ class Snapshots:
             raise nothing_to_load(self.directory)
         manifest = self.directory.manifest(begun.name)
         self._saving.take_in(Choice().plan(manifest, self._saving.targets()))
-        self._half, self._last = "", max(manifest.number, self._last)
+        self._half = ""
+        self._marks.last = max(manifest.number, self._marks.last)
         steps = {one.rank: one.steps for one in manifest.trainers}
         step = steps.get(self._run.trainer_rank, self._began[0])
         return begun.name, step, self._moments.get(manifest.number, self._began[1])
@@ -415,11 +408,9 @@ class Snapshots:
         before = self._saves
         self._begin()
         self._saves.go_on_from(before, self._store)
-        self._due = self._full_due = self._marked = False
-        self._asked = self._asked_full = 0
         self._left.forget(self._run.trainer_rank)
         newest = self._met().clear(self._saving) if self._leads else 0
-        self._last = max(self._last, newest)
+        self._marks.last = max(self._marks.last, newest)
 
     # -- saving ------------------------------------------------------------------------
 
@@ -431,165 +422,11 @@ class Snapshots:
         """
         self._require_whole()
         self._saves.check()
-        self._waits.steps.begin(time.monotonic(), counts=not self._marked)
-        self._marked = bool(self._captured)
-        self._captured.step_begins()
-        for pace in (self._pace, self._delta_pace):
-            pace.before_step(self._count(counted))
+        self._marks.before_step(counted)
 
     def after_step(self, counted: Mapping[str, int]) -> None:
         """A step is over: takes part in a snapshot if it is time."""
-        self._round = counted["rounds"]
-        self._captured.step_over()
-        self._captured.take_answers(wait=False)
-        saving = self._saving
-        count, ready = self._count(counted), saving.ready()
-        if saving.together or self._leads:
-            self._full_due = self._pace.due(count, ready) or self._full_due
-            self._due = self._delta_pace.due(count, ready) or self._due
-        if self._wanted is not None:
-            waits = self._captured or self._captured.again or self._saves.writing
-            idle = not waits
-            self._due = self._wanted.due(idle, self._saves.counts.saved) or self._due
-        if (self._due or self._full_due) and ready:
-            full, self._due, self._full_due = self._full_due, False, False
-            why = "" if saving.together else self._no_time()
-            if not why:
-                self._begin_one(count, full, counted)
-                if not saving.asks_first:
-                    return
-            else:
-                self._saves.skip(why)
-        if not saving.together:
-            self._mark_wanted(counted)
-
-    def _no_time(self) -> str:
-        """Why no snapshot is begun now; empty if one is."""
-        now, again = time.monotonic(), self._captured.again
-        if self._captured:
-            return "the moment of the one before is still awaited"
-        if self._saves.writing:
-            return "the one before is still being written"
-        if again is not None and now < again.until:
-            return "the one before waits for trainers that do not step"
-        if self._captured.rests(now):
-            return "others did not come to the last one in time"
-        self._give_up_again("trainers have not stepped in time")
-        return ""
-
-    def _begin_one(self, count: int, full: bool, counted: Mapping[str, int]) -> None:
-        number = max(count, self._last + 1)
-        if self._saving.asks_first:
-            self._asked_full = number if full else 0
-            self._ask(number)
-        else:
-            base = None if full else self._base()
-            self._mark(number, self._name(number), counted, False, base)
-
-    def _mark_between(self) -> None:
-        """Marks what servers ask for where no step ends before it is too late."""
-        self._mark_wanted(self._subject.counters.counters())
-        self._captured.settle()
-
-    def _mark_wanted(self, counted: Mapping[str, int]) -> None:
-        """Marks what servers ask for, if they do; also what was taken back."""
-        wanted, again = self._saving.wanted(), self._captured.again
-        if again is not None and wanted == again.number:
-            if again.base is not None and self._saves.tip is not again.base:
-                self._give_up_again(f"snapshot {again.base.base.name} has gone")
-            else:
-                self._mark(wanted, again.name, counted, False, again.base, again.until)
-        elif wanted > self._last:
-            base = None if wanted == self._asked_full else self._base()
-            self._mark(wanted, "", counted, False, base)
-
-    def _give_up_again(self, why: str) -> None:
-        """Gives up what was taken back, and waits to be marked again; on trainer 0."""
-        again = self._captured.again
-        if again is None or not self._leads:
-            return
-        self._captured.forget_again()
-        self._saves.skip(f"{why}, and snapshot {again.number} still waited for others")
-        with contextlib.suppress(Error):
-            self._saving.abandon(again.number)
-        self.directory.end(again.name or self._name(again.number))
-
-    def _base(self) -> Tip | None:
-        """What a snapshot of changes would be put over now; ``None``: take all rows."""
-        tip = self._saves.tip if self._leads and self._often.deltas else None
-        if tip is None or tip.members >= self._often.full_every:
-            return None
-        if self._saving.knows(tip.number):
-            return tip
-        logger.info(
-            "servers do not know what has changed since snapshot %s: all rows are "
-            "saved",
-            tip.base.name,
-        )
-        return None
-
-    def _ask(self, number: int) -> None:
-        """Has all trainers mark their next moment, this one too."""
-        wait_ms = self._waits.wait_ms(at_once=False)
-        self.directory.begin(self._name(number))
-        reason = self._saving.ask(number, self._name(number), wait_ms)
-        if reason:
-            self.directory.end(self._name(number))
-            self._saves.skip(reason)
-            return
-        if self._last < self._asked < number:  # given up before anybody has marked it
-            self.directory.end(self._name(self._asked))
-        self._asked = number
-
-    def _count(self, counted: Mapping[str, int]) -> int:
-        return self._saving.count(counted["steps"], counted["rounds"])
-
-    def _name(self, number: int) -> str:
-        return names.snapshot_name(number, self._run.run_id, self._subject.number)
-
-    def _mark(
-        self,
-        number: int,
-        name: str,
-        counted: Mapping[str, int],
-        whole: bool,
-        base: Tip | None = None,
-        until: float = 0.0,
-    ) -> None:
-        began = time.monotonic()
-        hold_ms = self._waits.hold_ms(whole)
-        wait_ms = self._waits.wait_ms(whole)
-        if (hold_ms > 0 or self._saving.keeps_nobody) and until == 0:
-            until = began + wait_ms / 1000
-        tree = self._tree(counted)
-        self._last = max(self._last, number)
-        steps = counted["steps"]
-        save = Save(number, steps, tree, began, None, whole, False, base, False, name)
-        save.until = until
-        self._moments.note(number, began)
-        if name:  # now, so that nobody makes it once it was given up
-            self.directory.begin(name)
-        self._captured.add(save)
-        if base is not None and self._saves.tip is not base:
-            save.base = base = None  # it may have gone before it was known to be needed
-        self._marked = True
-        try:
-            since = 0 if base is None else base.number
-            answer = self._saving.mark(number, name, wait_ms, since, hold_ms)
-        except BaseException:
-            self._captured.drop(number)
-            if name:
-                self.directory.end(name)
-            raise
-        if answer is not None:
-            self._captured.answered(answer)
-        if self._captured:
-            self._saves.watch()
-        self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
-
-    def _tree(self, counted: Mapping[str, int]) -> dict[str, Any]:
-        """This trainer's own state."""
-        return tree_of(counted, self._own.capture(), self._saving.own_state())
+        self._marks.after_step(counted)
 
     def leaving(self, counted: Mapping[str, int]) -> None:
         """This trainer is about to leave: the others save while it has."""
@@ -599,7 +436,7 @@ class Snapshots:
             return
         rank = self._run.trainer_rank
         try:
-            packed = trees.pack(self._tree(counted), f"state of trainer {rank}")
+            packed = trees.pack(self._marks.tree(counted), f"state of trainer {rank}")
             self._left.write(rank, packed, counted["steps"])
         except Exception as error:  # the others wait for this trainer to leave
             logger.warning(
@@ -614,7 +451,7 @@ class Snapshots:
 
     def save(self, name: str | None, counted: Mapping[str, int]) -> str:
         """See ``DistributedOptimizer.save_snapshot``."""
-        run, saving = self._run, self._saving
+        run, saving, marks = self._run, self._saving, self._marks
         self._require_whole()
         if not saving.in_step and not self._leads:
             raise InvalidArgumentError(
@@ -631,15 +468,15 @@ class Snapshots:
         # Also those of this step that others have still to mark: servers would refuse
         # one of the same moment.
         self.finish(limit_s, others_come=True)
-        self._give_up_again("another one was asked for")
+        marks.give_up_again("another one was asked for")
         if not saving.ready():
             saving.make_ready()
         group = saving.in_step and not saving.together
         if group:
-            number = self._number_of_group(counted, limit_s)
+            number = marks.number_of_group(counted, limit_s)
         else:
-            number = max(self._count(counted), self._last + 1)
-        chosen = name or self._name(number)
+            number = marks.next_number(counted)
+        chosen = name or marks.name(number)
         skipped = self._saves.counts.skipped
         if self._leads:  # what a save that failed has left would be taken for ours
             # If it cannot be made, who writes will say so: the others mark already.
@@ -647,8 +484,8 @@ class Snapshots:
                 self.directory.prepare(chosen)
         # Of a group it is trainer 0's alone, and servers tell the others its name.
         told = "" if group and not self._leads else chosen
-        self._mark(number, told, counted, whole=True)
-        self.await_answers([number], limit_s)
+        marks.mark(number, told, counted, whole=True)
+        marks.await_answers([number], limit_s)
         if self._saves.counts.skipped > skipped:
             raise SnapshotError(
                 f"snapshot {chosen!r} was not taken; training goes on. Why: "
@@ -665,25 +502,6 @@ class Snapshots:
         elif saving.in_step:
             self._meeting.tell(number, None)
         return chosen
-
-    def _number_of_group(self, counted: Mapping[str, int], limit_s: float) -> int:
-        """What trainer 0 gives a snapshot that its group takes at once.
-
-        One that it has asked for, and that would be taken a step later, gives way.
-        """
-
-        def chosen() -> dict[str, Any]:
-            if self._asked > self._last:
-                self._saving.abandon(self._asked)
-                self.directory.end(self._name(self._asked))
-                self._last = self._asked
-            return {"number": max(self._count(counted), self._last + 1)}
-
-        if self._saving.at_barrier:
-            return int(self._meeting.decided(chosen, loads=False)["number"])
-        check = self._run.trainer_client().check
-        found = self._meeting.handed("number", self._round, chosen, limit_s, check)
-        return int(found["number"])
 
     def _come_to_barrier(self) -> None:
         """Makes this a moment at which everything of all trainers is on servers."""
@@ -708,20 +526,7 @@ class Snapshots:
             return do()
         limit_s = self._run.environment.round_deadline_ms / 1000
         check = self._run.trainer_client().check
-        return self._meeting.handed(what, self._round, do, limit_s, check)
-
-    def await_answers(self, numbers: Sequence[int], limit_s: float) -> None:
-        """Waits for the answers to marks."""
-        self._subject.driver.settle()
-        until = time.monotonic() + limit_s
-        self.take_answers()
-        while late := {save.number for save in self._captured.all()} & set(numbers):
-            if time.monotonic() > until:
-                raise SnapshotError(
-                    f"no server has answered the mark of cut {min(late)}"
-                )
-            time.sleep(_POLL_S)
-            self.take_answers()
+        return self._meeting.handed(what, self._marks.round, do, limit_s, check)
 
     def _await_told(self, name: str, number: int, limit_s: float) -> None:
         """Waits until the leader tells that it is there, also in the store."""
@@ -752,7 +557,7 @@ class Snapshots:
         self.settle()
         if (others_come or self._answers_come) and self._captured:
             # Others may wait for this trainer's part: all have marked it.
-            self.await_answers(
+            self._marks.await_answers(
                 [save.number for save in self._captured.all()], timeout_s
             )
         self._saves.drain(timeout_s, lambda: None)
@@ -768,7 +573,7 @@ class Snapshots:
         if timeout_s > 0:
             with contextlib.suppress(Error):
                 self.finish(timeout_s)
-            self._give_up_again("the optimizer is closed")
+            self._marks.give_up_again("the optimizer is closed")
         self._saves.close(max(0.0, until - time.monotonic()))
 
     @property
@@ -801,6 +606,6 @@ class Snapshots:
         """As ``stats``, for any thread: as of when this trainer last looked."""
         return {
             **self._saves.counts.shown(),
-            "pause_s_max": self._pause_s_max,
+            "pause_s_max": self._marks.pause_s_max,
             **self._saves.copied,
         }
