@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +134,33 @@ def trees(folder: Path, name: str) -> list[Any]:
 def killed_before_its_end(folder: Path) -> str:
     """Removes snapshots of moments at which all is on servers, as the end's are."""
     for found in Directory(folder).committed():
-        moved = [tree["since"]["steps"] for tree in trees(folder, found.name)]
-        if all(moved):
+        if _is_between(folder, found.name):
             return found.name
         Directory(folder).remove(found.name)
     raise AssertionError(folder)
 
 
+def _is_between(folder: Path, name: str) -> bool:
+    """Whether all trainers had moved then since their last exchange."""
+    return all(tree["since"]["steps"] for tree in trees(folder, name))
+
+
 def played(
     folder: Path, steps: list[int], every: int, lr: float = 1.0, **options: Any
 ) -> Any:
-    """Two trainers at their own pace; the outer step is the mean of what they moved."""
+    """Two trainers at their own pace; the outer step is the mean of what they moved.
+
+    They make so many steps at least, and more until there is a new snapshot that all
+    had moved before.
+    """
     models = [model_of(remote=False) for _ in range(2)]
+    before, enough = set(Directory(folder).names()), threading.Event()
+    until_s = time.monotonic() + PATIENCE_S
+
+    def look() -> None:
+        new = set(Directory(folder).names()) - before
+        if any(_is_between(folder, name) for name in new):
+            enough.set()
 
     def body(context: cpudist.Context) -> Any:
         rank = context.trainer_rank
@@ -152,10 +168,15 @@ def played(
         inner = torch.optim.SGD(model.parameters(), lr=lr)
         strategy = geo(outer=cpudist.Outer(lr=1.0), **options)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
-        started = opt.resume(folder, every_steps=every)
+        started = opt.resume(folder, every_steps=every, keep=1000)
         begun = model.dense.detach().clone()
-        for step in range(started.step, steps[rank]):
+        step = started.step
+        while step < steps[rank] or not enough.is_set():
+            assert time.monotonic() < until_s
             push(opt, model, rank, step)
+            step += 1
+            if rank == 0 and step % every == 0:
+                look()
         settle(opt)
         return started, begun, opt.stats()["snapshot"]
 
