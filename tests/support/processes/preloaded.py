@@ -126,7 +126,8 @@ class Forks:
             os.close(one)
         self.waiting[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ)
-        connection.sendall(b"\n")
+        with contextlib.suppress(BrokenPipeError):  # who has asked is gone already
+            connection.sendall(b"\n")
         return None
 
     def reap(self):

@@ -28,8 +28,13 @@ SETTINGS = (
 )
 
 
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 def ask(path: str, command: list[str]) -> int:
     """The status, as of ``waitpid``, of a fork that runs the command."""
+    # From here on there may be a fork, which what comes now is for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     namespaces = [
         os.open(f"/proc/self/ns/{one}", os.O_RDONLY) for one in ("net", "mnt")
     ]
@@ -46,8 +51,9 @@ def ask(path: str, command: list[str]) -> int:
         reply = connection.makefile()
         if reply.readline() != "\n":
             return 1 << 8
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in PASSED_ON:
             signal.signal(number, lambda n, _: connection.send(bytes([n])))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         return int(reply.readline() or signal.SIGKILL)
 
 
