@@ -158,3 +158,26 @@ def test_the_end_of_rank_0_is_why_its_store_has_failed(other):
     assert "rank 0 (host pid 0) has ended" in str(made.after_failure())
     made.end()
     assert roll(own=1).after_failure() is None
+
+
+class FailedStore:
+    """Of a rank 0 that has ended."""
+
+    def check(self, keys):
+        raise RuntimeError("connection reset by peer")
+
+
+@pytest.mark.parametrize("asked", ["look", "after_failure"])
+def test_all_are_named_where_rank_0_has_ended_too(other, asked):
+    """It may have ended because of the other, and its store can say so no more."""
+    second = Other()
+    try:
+        made = roll(FailedStore(), own=2)
+        made.begin(RUN, members(other.named, second.named, ""), certain=True)
+        second.kill()
+        other.kill()
+        text = str(getattr(made, asked)())
+        assert "rank 0 (host pid 0) and rank 1 (host pid 1) have ended" in text
+        made.end()
+    finally:
+        second.reap()

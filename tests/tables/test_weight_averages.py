@@ -29,7 +29,8 @@ def test_an_average_of_weights_is_one_of_current_rows(strategy, trainers):
         return averages(context, STRATEGIES[strategy], meet)
 
     for found in run(body, trainers, variables=ONE_THREAD):
-        assert found["worst"] <= 1e-5
+        # Late gradients may carry weights far, where a float32 has fewer digits left.
+        assert found["worst"] <= 1e-6 * max(1.0, found["moved"])
         assert found["moved"] > 0.01
 
 

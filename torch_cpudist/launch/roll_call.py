@@ -105,11 +105,7 @@ class RollCall:
         """
         with self._lock:
             if self._error is None and self._others:
-                gone = [
-                    rank
-                    for rank, (_, process) in self._others.items()
-                    if process.has_ended()
-                ]
+                gone = self._gone()
                 text = self._tell(gone) if gone else self._told()
                 self._error = PeerLostError(text) if text else None
             return self._error
@@ -118,28 +114,42 @@ class RollCall:
         """The same once the store has failed, whose end is rank 0's or an agent's."""
         with self._lock:
             if self._error is None and 0 in self._others:
-                name, process = self._others[0]
+                _, process = self._others[0]
                 if process.has_ended(_END_S):
-                    self._error = PeerLostError(_text(0, name))
+                    self._error = PeerLostError(self._text(self._gone()))
             return self._error
+
+    def _gone(self) -> list[int]:
+        return [rank for rank, (_, one) in self._others.items() if one.has_ended()]
 
     def _tell(self, gone: Sequence[int]) -> str:
         """What to say of those that have ended, as somebody may have said already."""
         for rank in gone:
-            name, process = self._others[rank]
-            text = _text(rank, name)
+            text = self._text([rank])
             try:
                 if self._store.check([self._in(rank)]):
+                    _, process = self._others.pop(rank)
                     process.close()
-                    del self._others[rank]
                     continue
                 # Who was noticed first is the cause: the others end because of that.
                 key = f"{self._run}/ended"
                 first = self._store.compare_set(key, "", text)
             except (RuntimeError, OSError):
-                return text
+                # Rank 0 has ended, which keeps the store, maybe because of another:
+                # nobody knows any more who was first.
+                return self._text([one for one in gone if one in self._others])
             return first.decode(errors="replace")[:_TEXT_MAX] or text
         return ""
+
+    def _text(self, gone: Sequence[int]) -> str:
+        who = " and ".join(f"rank {rank} ({self._others[rank][0]})" for rank in gone)
+        ended = "has ended while init() waited for it. Its own output"
+        if len(gone) > 1:
+            ended = "have ended while init() waited for them. Their own output"
+        return (
+            f"{who} {ended} says why; if it says nothing it was killed, perhaps for "
+            "want of memory. Start all ranks again."
+        )
 
     def _told(self) -> str:
         now = time.monotonic()
@@ -151,11 +161,3 @@ class RollCall:
             if self._store.check([key]):
                 return self._store.get(key).decode(errors="replace")[:_TEXT_MAX]
         return ""
-
-
-def _text(rank: int, name: str) -> str:
-    return (
-        f"rank {rank} ({name}) has ended while init() waited for it. Its own output "
-        "says why; if it says nothing it was killed, perhaps for want of memory. Start "
-        "all ranks again."
-    )
