@@ -26,6 +26,7 @@ from torch import nn
 from weight_readers import READERS, looked_up
 
 import torch_cpudist as cpudist
+from torch_cpudist.tables.weight import as_it_stands
 
 STEPS = 6
 
@@ -326,6 +327,20 @@ def test_memory_of_its_own_with_the_same_values_is_no_write():
         assert float((looked_up(model) - expected()).abs().max()) <= 1e-6
         model.to(torch.float64).to(torch.float32)
         assert float((looked_up(model) - expected()).abs().max()) <= 1e-6
+
+    run(body, 1)
+
+
+@pytest.mark.parametrize(
+    "memory", [torch.ones(ROWS - 1, DIM), torch._neg_view(torch.ones(ROWS, DIM))]
+)
+def test_memory_that_cannot_have_the_rows_is_refused(memory):
+    def body(context):
+        model, _optimizer = trained(context)
+        with as_it_stands():  # not seen as a write
+            model.bag.weight.data = memory
+        with pytest.raises(cpudist.ModelChangedError, match=r"bag\.weight"):
+            looked_up(model)
 
     run(body, 1)
 

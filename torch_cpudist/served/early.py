@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sends dense gradients while backward still computes others.
 
-Servers of other hosts keep them until the push of the step says which of them are still
-what they were, so that results never depend on what went early. Where gradients change
-between backward and step, as with accumulation over several backwards or clipping by
-the user's own hand, they travel twice, and those that are taken away for nothing: that
-is noticed, and nothing goes early for a while, which doubles each time.
+Servers behind a network keep them until the push of the step says which of them are
+still what they were, so that results never depend on what went early. Where gradients
+change between backward and step, as with accumulation over several backwards or
+clipping by the user's own hand, they travel twice, and those that are taken away for
+nothing: that is noticed, and nothing goes early for a while, which doubles each time.
 """
 
 from __future__ import annotations

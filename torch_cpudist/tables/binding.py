@@ -257,6 +257,7 @@ class TableBinding:
         if address == self._address:
             return
         fits = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        fits = fits and not weight.is_neg()  # whose memory has the other sign
         if not fits or weight.shape != self._shape or not weight.is_contiguous():
             raise ModelChangedError(
                 f"table {self.name!r} is now {tuple(weight.shape)} {weight.dtype} on "

@@ -257,19 +257,28 @@ def _setting(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _placing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``weight.data = other``: a move of the same values, or a write of others."""
     weight, other = args[:2]
-    if not isinstance(weight, TableWeight) or not isinstance(weight, nn.Parameter):
-        return _setting(func, args, kwargs)
+    its_own = isinstance(weight, TableWeight) and isinstance(weight, nn.Parameter)
     with as_it_stands():
-        fits = weight.shape == other.shape and weight.dtype == other.dtype
-        # By bits: rows may hold what is no number. What does not fit is refused later.
-        moved = not fits or torch.equal(
-            weight.detach().view(torch.int32),
-            other.detach().to(weight.device).view(torch.int32),
-        )
+        written = its_own and _differ(weight, other)
     made = _setting(func, args, kwargs)
-    if not moved:
+    if written:
         weight._cpudist_rows.written()
     return made
+
+
+def _differ(weight: torch.Tensor, other: Any) -> bool:
+    """Whether memory for a weight has other rows; what does not fit is refused later.
+
+    By bits, as rows may hold what is no number.
+    """
+    fits = isinstance(other, torch.Tensor) and all(
+        getattr(weight, name) == getattr(other, name)
+        for name in ("shape", "dtype", "device", "layout")
+    )
+    return fits and not torch.equal(
+        weight.detach().view(torch.int32),
+        other.detach().resolve_neg().view(torch.int32),
+    )
 
 
 def in_graph(
